@@ -1,0 +1,179 @@
+"""Errors that jobq raises, and signals that a handler raises.
+
+Two trees, because they mean opposite things. An *error* says that something is wrong and is
+raised by jobq to its caller. A *signal* is how a handler tells jobq what to do with its job;
+jobq catches it and nobody else ever sees it::
+
+    Error                          root of all that jobq raises
+    ├── ConfigError                a setting, option or declaration that cannot work (also a ValueError)
+    │   └── DuplicateKind          a kind or alias declared twice in one Jobs
+    ├── ArgumentsError             a job's document was refused
+    │   ├── ArgumentsEncodeError   at enqueue: names the path (also a ValueError)
+    │   └── ArgumentsDecodeError   at run: the stored document does not fit the declared type
+    ├── SchemaError                the database's schema cannot serve this version of jobq
+    │   ├── SchemaMissing          there is none: run the migrations
+    │   ├── SchemaOutdated         it is older than this code needs: run the migrations
+    │   └── SchemaTooNew           it has moved past this code: upgrade jobq
+    ├── TransactionError           ``tx=`` got something that is no connection, or one in a failed transaction
+    ├── ClientClosed               the client is not open, or was opened in another process (fork)
+    ├── JobNotFound                no job has that id
+    ├── JobConflict                the job's state or unique key forbids what was asked
+    ├── DatabaseUnavailable        the server did not answer in time, or the connection broke
+    ├── DatabaseError              the server refused a statement; ``__cause__`` has the driver's error
+    └── LeaseLost                  this worker's lease ended; what it held may run elsewhere
+
+    Signal                         root of what a handler raises
+    ├── Permanent(reason)          failed for good: discard, do not retry
+    ├── Retry(reason, after=…)     failed: retry at a time of my own choice
+    ├── Snooze(delay)              not now: run again later, uses no retry
+    └── Cancel(reason)             no longer wanted: cancelled
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+class Error(Exception):
+    """Root of every error that jobq raises to its caller."""
+
+
+class ConfigError(Error, ValueError):
+    """A setting, option or declaration that cannot work; the message names it and what would."""
+
+
+class DuplicateKind(ConfigError):
+    """A kind, or an alias of one, was declared twice in one :class:`jobq.Jobs`."""
+
+
+class ArgumentsError(Error):
+    """Root of what can be wrong with a job's arguments, meta or result."""
+
+
+class ArgumentsEncodeError(ArgumentsError, ValueError):
+    """A document was refused before it reached the database.
+
+    Attributes:
+        path: where the culprit stands, such as ``$.customer.name`` or ``$[3]``.
+        reason: what is wrong there.
+        index: the item's place in an ``enqueue_many`` call, ``None`` for a single enqueue.
+    """
+
+    def __init__(self, path: str, reason: str, *, index: int | None = None) -> None:
+        where = f"item {index}: " if index is not None else ""
+        super().__init__(f"{where}{path}: {reason}")
+        self.path = path
+        self.reason = reason
+        self.index = index
+
+    def at(self, index: int) -> ArgumentsEncodeError:
+        """Return the same error for the item at ``index`` of a bulk call."""
+        return ArgumentsEncodeError(self.path, self.reason, index=index)
+
+
+class ArgumentsDecodeError(ArgumentsError):
+    """A stored document does not fit the type that its handler declares."""
+
+
+class SchemaError(Error):
+    """Root of what can be wrong between the database's schema and this version of jobq."""
+
+
+class SchemaMissing(SchemaError):
+    """The database holds no jobq schema under that name."""
+
+
+class SchemaOutdated(SchemaError):
+    """The schema is older than this code needs."""
+
+
+class SchemaTooNew(SchemaError):
+    """The schema has moved past what this code can serve."""
+
+
+class TransactionError(Error):
+    """``tx=`` got an object that is no known connection, or one that cannot take a statement."""
+
+
+class ClientClosed(Error):
+    """The client is not open, or was opened in another process."""
+
+
+class JobNotFound(Error):
+    """No job has the given id."""
+
+
+class JobConflict(Error):
+    """The job's state, or another holder of its unique key, forbids what was asked."""
+
+
+class DatabaseUnavailable(Error):
+    """The server could not be reached, did not answer in time, or the connection broke."""
+
+
+class DatabaseError(Error):
+    """The server refused a statement; ``__cause__`` holds the driver's error."""
+
+
+class LeaseLost(Error):
+    """This worker's lease ended: what it held may already run elsewhere."""
+
+
+class Signal(Exception):  # noqa: N818 - a signal is no error, and reads as none
+    """Root of what a handler raises to say what becomes of its job."""
+
+
+class Permanent(Signal):
+    """Fail for good: the job is discarded now, whatever retries it has left.
+
+    Args:
+        reason: kept as the attempt's error message.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Retry(Signal):
+    """Fail this attempt and choose when the next one starts.
+
+    It uses one of the job's attempts like any failure; on the last one the job is discarded.
+
+    Args:
+        reason: kept as the attempt's error message.
+        after: how long to wait, 0 or more; ``None`` takes the backoff policy.
+    """
+
+    def __init__(self, reason: str = "", *, after: timedelta | None = None) -> None:
+        super().__init__(reason)
+        if after is not None and after < timedelta(0):
+            raise ConfigError(f"Retry(after={after!r}): a wait is 0 or more")
+        self.reason = reason
+        self.after = after
+
+
+class Snooze(Signal):
+    """Run again later without counting this run as a failure.
+
+    Args:
+        delay: how long to wait, 0 or more.
+    """
+
+    def __init__(self, delay: timedelta) -> None:
+        super().__init__(f"snoozed for {delay}")
+        if delay < timedelta(0):
+            raise ConfigError(f"Snooze({delay!r}): a wait is 0 or more")
+        self.delay = delay
+
+
+class Cancel(Signal):
+    """End the job as cancelled: it is no longer wanted, and nothing failed.
+
+    Args:
+        reason: kept with the finished job.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
