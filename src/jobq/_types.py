@@ -1,0 +1,209 @@
+"""The values that jobq hands to its users: what a job is, was, and became."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class JobState(enum.StrEnum):
+    """Where a job is. The first three are live, the last three terminal."""
+
+    SCHEDULED = "scheduled"
+    READY = "ready"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    DISCARDED = "discarded"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a job in this state has ended."""
+        return self in _TERMINAL
+
+
+_TERMINAL: Final = frozenset({JobState.COMPLETED, JobState.DISCARDED, JobState.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """What an enqueue did.
+
+    Attributes:
+        id: the job's id; with a unique key that is held, the id of the job that holds it.
+        inserted: whether this call made the job.
+    """
+
+    id: int
+    inserted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptError:
+    """How one attempt of a job ended badly.
+
+    Attributes:
+        attempt: which start of the job it was.
+        outcome: ``failed``, ``permanent``, ``timeout``, ``crashed`` or ``undecodable``.
+        type: the exception's qualified name.
+        message: its text, cut at 10,000 characters.
+        traceback: its traceback, the middle cut out beyond 20,000 characters.
+        worker: host, process id and id of the worker.
+        started_at: when the worker claimed it, where known.
+        ended_at: when the error was recorded.
+        omitted: how many older errors of this job had been dropped by then.
+    """
+
+    attempt: int
+    outcome: str
+    type: str
+    message: str
+    traceback: str
+    worker: str
+    started_at: datetime | None
+    ended_at: datetime
+    omitted: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """A job as the database shows it at one moment.
+
+    Attributes:
+        id, kind, queue, priority, args, meta, tags: as they were enqueued (``args`` as plain JSON).
+        state: where it is; ``reason`` says why it waits or how it ended, where there is more to say.
+        attempt: starts so far. ``failures``: those that count against ``max_attempts``.
+        crashes: workers that died with it.
+        timeout_s: seconds that one attempt may take, ``None`` for no limit.
+        unique_key: the key it was enqueued with, as people read it.
+        run_at: when it becomes or became ready; ``None`` once it was claimed.
+        claimed_at, finished_at, worker_id, result: of its last attempt, where there was one.
+    """
+
+    id: int
+    state: JobState
+    reason: str | None
+    kind: str
+    queue: str
+    priority: int
+    args: object
+    meta: Mapping[str, object]
+    tags: tuple[str, ...]
+    attempt: int
+    failures: int
+    crashes: int
+    max_attempts: int
+    timeout_s: float | None
+    unique_key: str | None
+    created_at: datetime
+    run_at: datetime | None
+    expires_at: datetime | None
+    claimed_at: datetime | None
+    finished_at: datetime | None
+    worker_id: int | None
+    result: object
+
+
+@final
+class Job:
+    """The attempt that a handler is running. Read-only.
+
+    Attributes:
+        id: the job's id, the key to make a handler idempotent with: every attempt has the same.
+        kind: what the handler was registered for.
+        queue: the lane it came from.
+        priority: −9 to 9, the larger first.
+        attempt: which start of this job it is, from 1; it only ever grows.
+        failures: earlier attempts that count against ``max_attempts``.
+        crashes: earlier attempts whose worker died with them.
+        max_attempts: failures after which the job is discarded.
+        timeout_s: seconds that this attempt may take, ``None`` for no limit.
+        worker_id: the worker that runs it.
+    """
+
+    __slots__ = (
+        "_cancelled",
+        "_created",
+        "_meta",
+        "_tags",
+        "attempt",
+        "crashes",
+        "failures",
+        "id",
+        "kind",
+        "max_attempts",
+        "priority",
+        "queue",
+        "timeout_s",
+        "worker_id",
+    )
+
+    def __init__(  # one call per job on the hot path: positional, no defaults to resolve
+        self,
+        id: int,
+        kind: str,
+        queue: str,
+        priority: int,
+        attempt: int,
+        failures: int,
+        crashes: int,
+        max_attempts: int,
+        timeout_s: float | None,
+        worker_id: int,
+        created: float,
+        meta: str | None,
+        tags: Sequence[str] | None,
+        /,
+    ) -> None:
+        self.id: Final = id
+        self.kind: Final = kind
+        self.queue: Final = queue
+        self.priority: Final = priority
+        self.attempt: Final = attempt
+        self.failures: Final = failures
+        self.crashes: Final = crashes
+        self.max_attempts: Final = max_attempts
+        self.timeout_s: Final = timeout_s
+        self.worker_id: Final = worker_id
+        self._created = created
+        self._meta = meta
+        self._tags = tags
+        self._cancelled: threading.Event | None = None
+
+    @property
+    def created_at(self) -> datetime:
+        """When the job was enqueued, by the database's clock."""
+        return datetime.fromtimestamp(self._created, UTC)
+
+    @property
+    def meta(self) -> dict[str, Any]:  # JSON written by the caller: nobody else knows its shape
+        """What was enqueued beside the arguments."""
+        return msgspec.json.decode(self._meta, type=dict[str, Any]) if self._meta else {}
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The job's tags."""
+        return tuple(self._tags or ())
+
+    @property
+    def cancelled(self) -> threading.Event:
+        """Set when this attempt should stop: time limit, shutdown, lost lease.
+
+        An asyncio handler is cancelled and need not look. A sync handler in a thread cannot be
+        stopped from outside, so a long one asks ``job.cancelled.is_set()`` now and then, or
+        waits with ``job.cancelled.wait(seconds)`` instead of sleeping.
+        """
+        if self._cancelled is None:
+            self._cancelled = threading.Event()
+        return self._cancelled
+
+    def __repr__(self) -> str:
+        return f"Job(id={self.id}, kind={self.kind!r}, queue={self.queue!r}, attempt={self.attempt})"
