@@ -119,7 +119,7 @@ class LeaseLost(Error):
     """This worker's lease ended: what it held may already run elsewhere."""
 
 
-class Signal(Exception):  # noqa: N818 - a signal is no error, and reads as none
+class Signal(Exception):
     """Root of what a handler raises to say what becomes of its job."""
 
 
