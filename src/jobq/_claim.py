@@ -1,0 +1,115 @@
+"""Claim: take ready jobs, in order, and only as many as asked.
+
+One statement locks the head of the lanes by ctid with SKIP LOCKED, deletes those rows from
+`ready`, inserts them into `running` with the next attempt number, and brings their payload. The
+LIMIT stands inside a lateral subquery under an outer LIMIT, so that no plan can lock more rows
+than it returns (in an IN-subquery it can: all 50 were claimed where one was asked for).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jobq._marks import Snapshot
+from jobq._operation import Call, Operation, in_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jobq._marks import Position, Range
+
+# The worker's own row is part of the claim: one whose lease was declared over gets nothing, even
+# if it does not know yet. `left join`: a job whose payload is missing must end, not wait for ever.
+CLAIM: Final = """
+with s as materialized (
+    select l.tid
+    from unnest($1::int2[], $2::text[]::xid8[], $3::int8[], $4::text[]::xid8[]) o(priority, from_xid, from_id, to_xid)
+    cross join lateral (
+        select ctid as tid from {schema}.ready
+        where queue = $5::text and priority = o.priority
+          and (xid, (job_id + 0)) >= (o.from_xid, o.from_id) and xid <= o.to_xid
+        order by xid, (job_id + 0)
+        limit $6::int4 for update skip locked
+    ) l
+    where exists (select from {schema}.worker where id = $7::int8 and ended_at is null)
+    limit $6::int4
+), x as (
+    delete from {schema}.ready where ctid = any (array(select tid from s)) returning *
+), i as (
+    insert into {schema}.running (job_id, worker_id, queue, priority, attempt, failures, crashes)
+    select job_id, $7::int8, queue, priority, attempt + 1, failures, crashes from x
+)
+select x.job_id, j.kind, x.queue, x.priority, x.attempt + 1, x.failures, x.crashes,
+       j.max_attempts, j.timeout_s, date_part('epoch', j.created_at), j.meta::text, j.tags,
+       j.args::text, coalesce(j.expires_at <= statement_timestamp(), false)
+from x left join {schema}.job j on j.id = x.job_id
+order by x.priority desc, x.xid, x.job_id
+"""
+
+REFRESH: Final = """
+select pg_snapshot_xmax(s)::text, array(select t::text from pg_snapshot_xip(s) t),
+       array(select (
+           select xid::text || ':' || job_id from {schema}.ready
+           where queue = $5::text and priority = o.priority
+             and (xid, (job_id + 0)) >= (o.from_xid, o.from_id) and xid <= o.to_xid
+           order by xid, (job_id + 0) limit 1)
+           from unnest($1::int2[], $2::text[]::xid8[], $3::int8[], $4::text[]::xid8[])
+                with ordinality o(priority, from_xid, from_id, to_xid, ord)
+           order by o.ord),
+       date_part('epoch', pg_postmaster_start_time())
+from pg_current_snapshot() s
+"""
+
+
+class Claimed(NamedTuple):
+    """One row of a claim, in the statement's column order.
+
+    Attributes:
+        kind, max_attempts, created: ``None`` when the job's payload is missing.
+        created: seconds since the epoch.
+        meta, args: JSON documents as text.
+        expired: whether its time to start had passed when it was claimed.
+    """
+
+    job_id: int
+    kind: str | None
+    queue: str
+    priority: int
+    attempt: int
+    failures: int
+    crashes: int
+    max_attempts: int | None
+    timeout_s: float | None
+    created: float | None
+    meta: str | None
+    tags: list[str] | None
+    args: str | None
+    expired: bool
+
+
+def claim(
+    schema: str, queue: str, ranges: Sequence[Range], limit: int, worker_id: int
+) -> Operation[list[Claimed]]:
+    """Claim up to ``limit`` jobs of one queue for a worker, best lane first."""
+    parameters = [*_arrays(ranges), queue, limit, worker_id]
+    rows = yield Call(in_schema(CLAIM, schema), parameters)
+    return list(map(Claimed._make, rows))
+
+
+def refresh(schema: str, queue: str, ranges: Sequence[Range], taken_s: float) -> Operation[Snapshot]:
+    """Read what the marks need to move: one snapshot and the first row of each range."""
+    rows = yield Call(in_schema(REFRESH, schema), [*_arrays(ranges), queue])
+    xmax, in_progress, first, server = rows[0]
+    return Snapshot(taken_s, int(xmax), frozenset(map(int, in_progress)), list(map(_position, first)), server)
+
+
+def _arrays(ranges: Sequence[Range]) -> list[Any]:
+    priorities, from_xids, from_ids, to_xids = zip(*ranges, strict=True)
+    return [list(priorities), list(map(str, from_xids)), list(from_ids), list(map(str, to_xids))]
+
+
+def _position(text: str | None) -> Position | None:
+    if text is None:
+        return None
+    xid, job_id = text.split(":")
+    return int(xid), int(job_id)

@@ -1,0 +1,197 @@
+"""Duties that any worker does for all: register and renew leases, promote due jobs, rescue.
+
+None needs a leader. Promotion and rescue choose their rows with SKIP LOCKED and delete them by
+ctid, so that two workers that do the same duty at once share the work; a decision that was
+overtaken changes no row, since the row that it was about is gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jobq._enqueue import NOTIFY, enqueue_sql
+from jobq._operation import Call, Operation, in_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+REGISTER: Final = """
+insert into {schema}.worker (id, name, host, pid, version, queues, kinds, lease_until)
+values ($1::int8, $2::text, $3::text, $4::int4, $5::text, $6::text[], $7::text[],
+        clock_timestamp() + $8::float8 * interval '1 second')
+"""
+
+# Renews only what has not been declared over: whoever ended the lease may have given the jobs away.
+RENEW: Final = """
+update {schema}.worker
+set heartbeat_at = clock_timestamp(), lease_until = clock_timestamp() + $2::float8 * interval '1 second'
+where id = $1::int8 and ended_at is null
+returning id
+"""
+
+END: Final = """
+update {schema}.worker set ended_at = clock_timestamp(), end_reason = $2::text
+where id = $1::int8 and ended_at is null
+returning id
+"""
+
+EXPIRE: Final = """
+update {schema}.worker set ended_at = clock_timestamp(), end_reason = 'lease ended'
+where ctid = any (array(
+    select ctid from {schema}.worker where ended_at is null and lease_until < clock_timestamp()
+    for update skip locked))
+  and ended_at is null and lease_until < clock_timestamp()
+returning id, name
+"""
+
+FORGET_WORKERS: Final = """
+delete from {schema}.worker w
+where ended_at < clock_timestamp() - $1::float8 * interval '1 second'
+  and not exists (select from {schema}.running r where r.worker_id = w.id)
+"""
+
+# $3: where live rows can begin. Plain (not the exact mark of the lanes): a transaction that stayed
+# open past its job's time leaves a row behind the mark, and the full rescan finds it.
+PROMOTE: Final = f"""
+with s as materialized (
+    select ctid as tid from {{schema}}.scheduled
+    where run_at >= coalesce($1::timestamptz, '-infinity') and run_at <= coalesce($2::timestamptz, statement_timestamp())
+    order by run_at limit $3::int4 for update skip locked
+), x as (
+    delete from {{schema}}.scheduled where ctid = any (array(select tid from s)) returning *
+), i as (
+    insert into {{schema}}.ready (job_id, queue, priority, attempt, failures, crashes)
+    select job_id, queue, priority, attempt, failures, crashes from x
+), q as materialized (
+    select queue, count(*) as jobs from x group by queue
+), n as materialized (
+    select count({NOTIFY}) as sent from q where $4::bool
+)
+select (select array_agg(queue) from q), (select coalesce(sum(jobs), 0)::int8 from q), (select sent from n),
+       (select least(min(run_at), statement_timestamp() - interval '1 second') from (
+            select run_at from {{schema}}.scheduled
+            where run_at >= coalesce($1::timestamptz, '-infinity') order by run_at limit 1) f),
+       (select date_part('epoch', run_at - statement_timestamp()) from {{schema}}.scheduled
+        where run_at > coalesce($2::timestamptz, statement_timestamp()) order by run_at limit 1)
+"""
+
+# A job whose worker died goes back at once the first time, and with growing pauses after that; at
+# the limit it is discarded, for it may be what kills them.
+RESCUE: Final = f"""
+with s as materialized (
+    select ctid as tid from {{schema}}.running r
+    where not exists (select from {{schema}}.worker w where w.id = r.worker_id and w.ended_at is null)
+      and job_id <> all ($1::int8[])
+    order by ctid limit $2::int4 for update skip locked
+), u as (
+    delete from {{schema}}.running where ctid = any (array(select tid from s)) returning *
+), ready as (
+    insert into {{schema}}.ready (job_id, queue, priority, attempt, failures, crashes)
+    select job_id, queue, priority, attempt, failures, crashes + 1 from u where crashes = 0 and $3::int4 > 1
+), scheduled as (
+    insert into {{schema}}.scheduled (job_id, run_at, reason, queue, priority, attempt, failures, crashes)
+    select job_id, statement_timestamp() + crashes * (0.5 + random()) * interval '1 second', 'crash',
+           queue, priority, attempt, failures, crashes + 1
+    from u where crashes > 0 and crashes + 1 < $3::int4
+), finished as (
+    insert into {{schema}}.finished
+        (job_id, state, claimed_at, queue, priority, worker_id, attempt, failures, crashes, reason)
+    select job_id, 'discarded', claimed_at, queue, priority, worker_id, attempt, failures, crashes + 1,
+           format('its worker died with it %s times', crashes + 1)
+    from u where crashes + 1 >= $3::int4
+), e as (
+    insert into {{schema}}.attempt_error
+        (job_id, attempt, outcome, type, message, traceback, worker_id, worker, started_at, omitted)
+    select u.job_id, u.attempt, 'crashed', 'jobq.WorkerDied',
+           'the worker died, or its lease ended, while it held this job', '', u.worker_id,
+           coalesce(w.name, 'worker ' || u.worker_id), u.claimed_at,
+           coalesce((select omitted from {{schema}}.attempt_error a where a.job_id = u.job_id
+                     order by attempt desc limit 1), 0)
+    from u left join {{schema}}.worker w on w.id = u.worker_id
+), n as materialized (
+    select count({NOTIFY}) as sent from (
+        select distinct queue from u where crashes = 0 and $3::int4 > 1) q
+)
+select u.job_id, u.attempt, u.queue, u.worker_id, u.crashes + 1 >= $3::int4, (select sent from n), j.kind
+from u left join {{schema}}.job j on j.id = u.job_id
+"""
+
+
+class Promoted(NamedTuple):
+    """What one promotion did.
+
+    Attributes:
+        queues: those that got jobs.
+        jobs: how many.
+        mark: where the next promotion may begin.
+        next_due_s: seconds until the next scheduled job that this one saw, ``None`` for none.
+    """
+
+    queues: list[str]
+    jobs: int
+    mark: datetime | None
+    next_due_s: float | None
+
+
+class Rescued(NamedTuple):
+    """One job that was taken back from a dead worker; ``discarded`` at its crash limit."""
+
+    job_id: int
+    attempt: int
+    queue: str
+    worker_id: int
+    discarded: bool
+    kind: str | None
+
+
+class Registration(NamedTuple):
+    """What a worker process says of itself when it starts."""
+
+    id: int
+    name: str
+    host: str
+    pid: int
+    version: str
+    queues: list[str]
+    kinds: list[str]
+
+
+def register(schema: str, registration: Registration, lease_s: float) -> Operation[None]:
+    """Make the worker's row, with a first lease."""
+    yield Call(in_schema(REGISTER, schema), (*registration, lease_s))
+
+
+def renew(schema: str, worker_id: int, lease_s: float) -> Operation[bool]:
+    """Renew a lease from now on. ``False``: it had been declared over, and never comes back."""
+    return bool((yield Call(in_schema(RENEW, schema), (worker_id, lease_s))))
+
+
+def end(schema: str, worker_id: int, reason: str) -> Operation[bool]:
+    """Declare a worker ended (``stopped`` or ``died``). ``False``: somebody already had."""
+    return bool((yield Call(in_schema(END, schema), (worker_id, reason))))
+
+
+def expire(schema: str) -> Operation[list[tuple[int, str]]]:
+    """Declare over every lease that has run out. Returns those workers' ids and names."""
+    return [(row[0], row[1]) for row in (yield Call(in_schema(EXPIRE, schema)))]
+
+
+def forget_workers(schema: str, older_s: float) -> Operation[None]:
+    """Remove workers that ended longer than ``older_s`` seconds ago and hold nothing."""
+    yield Call(in_schema(FORGET_WORKERS, schema), (older_s,))
+
+
+def promote(
+    schema: str, mark: datetime | None, limit: int, *, notify: bool, now: datetime | None = None
+) -> Operation[Promoted]:
+    """Move up to ``limit`` due jobs to ``ready``. ``now`` replaces the database's clock in tests."""
+    rows = yield Call(enqueue_sql(PROMOTE, schema), (mark, now, limit, notify))
+    queues, jobs, _, next_mark, next_due_s = rows[0]
+    return Promoted(queues or [], jobs, next_mark, next_due_s)
+
+
+def rescue(schema: str, crash_limit: int, limit: int, leave: Sequence[int] = ()) -> Operation[list[Rescued]]:
+    """Take back up to ``limit`` jobs whose worker has no lease, but those in ``leave``."""
+    rows = yield Call(enqueue_sql(RESCUE, schema), (list(leave), limit, crash_limit))
+    return [Rescued(*row[:5], kind=row[6]) for row in rows]
