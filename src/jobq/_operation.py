@@ -13,6 +13,8 @@ from collections.abc import Generator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
+from jobq._errors import Error
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -38,22 +40,36 @@ Operation: TypeAlias = Generator[Call, Rows, T]
 
 
 def run(operation: Operation[T], execute: Callable[[Call], Rows]) -> T:
-    """Run an operation with a blocking ``execute``; return its result."""
+    """Run an operation with a blocking ``execute``; return its result.
+
+    A jobq error that a statement meets is thrown into the operation, which may catch it (to roll
+    back, to try again) or let it pass.
+    """
     try:
         call = next(operation)
         while True:
-            call = operation.send(execute(call))
+            try:
+                rows = execute(call)
+            except Error as error:
+                call = operation.throw(error)
+            else:
+                call = operation.send(rows)
     except StopIteration as done:
         result: T = done.value
         return result
 
 
 async def run_async(operation: Operation[T], execute: Callable[[Call], Awaitable[Rows]]) -> T:
-    """Run an operation with an awaitable ``execute``; return its result."""
+    """Run an operation with an awaitable ``execute``; return its result. See :func:`run`."""
     try:
         call = next(operation)
         while True:
-            call = operation.send(await execute(call))
+            try:
+                rows = await execute(call)
+            except Error as error:
+                call = operation.throw(error)
+            else:
+                call = operation.send(rows)
     except StopIteration as done:
         result: T = done.value
         return result

@@ -1,3 +1,5 @@
+-- compatible_from: 1
+--
 -- The queue's storage. A job's state is the table that it stands in:
 --
 --     scheduled ──promote──▶ ready ──claim──▶ running ──outcome──▶ finished
