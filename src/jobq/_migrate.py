@@ -15,34 +15,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import re
-from importlib import resources
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
 import psycopg_pool
 from psycopg.pq import TransactionStatus
 
-from jobq._errors import (
-    ConfigError,
-    DatabaseError,
-    Error,
-    SchemaError,
-    SchemaMissing,
-    SchemaOutdated,
-    SchemaTooNew,
-    TransactionError,
-)
+from jobq._errors import ConfigError, DatabaseError, Error, TransactionError
 from jobq._operation import Call, Operation, in_schema, run, run_async
 from jobq._postgres import async_cursor, execute, execute_async, map_error, sqlstate_of, sync_cursor
+from jobq._schema import (
+    Migration,
+    all_migrations,
+    read_status,
+    refuse_server,
+    refuse_too_new,
+    validate_schema_name,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Generator
 
 SyncTarget: TypeAlias = "str | psycopg.Connection[Any] | psycopg_pool.ConnectionPool[Any]"
 AsyncTarget: TypeAlias = "str | psycopg.AsyncConnection[Any] | psycopg_pool.AsyncConnectionPool[Any]"
-
-OLDEST_SERVER: Final = 140000
 
 # DDL waits for a table's lock no longer than this: whoever comes after it waits behind it, so a
 # long wait stops the queue. It gives up, lets the others through, and tries again.
@@ -52,100 +47,7 @@ LOCK_PAUSE_S: Final = 1.0
 # How long to wait, each time, for another process that migrates the same schema.
 TURN_TIMEOUT_S: Final = 60.0
 
-_LOCK_NOT_AVAILABLE: Final = "55P03"
-_FORBIDDEN_IN_NAME: Final = re.compile(r"""["'`\\%{}$\x00-\x1f\x7f]""")
-_HEADER: Final = re.compile(r"^-- compatible_from: (\d+)$", re.MULTILINE)
-
-
-class Migration(NamedTuple):
-    """One step of the schema.
-
-    Attributes:
-        version: its number, from 1.
-        name: its file's name without the suffix.
-        compatible_from: the oldest code version that can serve the schema after it.
-        template: its SQL, with ``{schema}`` where the schema's name goes.
-    """
-
-    version: int
-    name: str
-    compatible_from: int
-    template: str
-
-
-class SchemaStatus(NamedTuple):
-    """What a database says about its jobq schema.
-
-    Attributes:
-        database: the database's name.
-        version: the newest migration applied, 0 for none.
-        compatible_from: the oldest code version that can serve it, 0 for none.
-        server_version: as in ``server_version_num``, for example 150004.
-        encoding: the database's encoding.
-        schema_exists: whether a schema of that name exists, even an empty one.
-    """
-
-    database: str
-    version: int
-    compatible_from: int
-    server_version: int
-    encoding: str
-    schema_exists: bool
-
-
-def validate_schema_name(schema: str) -> str:
-    """Return the name when it can be a jobq schema's.
-
-    Raises:
-        ConfigError: it is empty, longer than 63 bytes, starts with ``pg_``, or has a quote,
-            control character, backslash, percent sign, dollar sign or brace in it.
-    """
-    if not isinstance(schema, str) or not schema:
-        raise ConfigError(f"schema={schema!r}: the name of a PostgreSQL schema, such as 'jobq'")
-    try:
-        size = len(schema.encode())
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"schema={schema!r}: not valid Unicode") from error
-    if size > 63:
-        raise ConfigError(f"schema={schema!r}: {size} bytes; PostgreSQL's names end at 63")
-    if _FORBIDDEN_IN_NAME.search(schema):
-        raise ConfigError(
-            f"schema={schema!r}: no quotes, control characters, backslashes, or any of % $ {{ }} in a schema's name"
-        )
-    if schema.startswith("pg_"):
-        raise ConfigError(f"schema={schema!r}: PostgreSQL keeps names that start with pg_ for itself")
-    return schema
-
-
-@functools.cache
-def all_migrations() -> tuple[Migration, ...]:
-    """Return the migrations that this code carries, oldest first."""
-    folder = resources.files("jobq").joinpath("migrations")
-    found = []
-    for file in folder.iterdir():
-        if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name):
-            template = file.read_text(encoding="utf-8")
-            header = _HEADER.search(template)
-            if header is None:
-                raise ConfigError(f"migration {file.name} lacks its line '-- compatible_from: N'")
-            found.append(Migration(int(match[1]), file.name.removesuffix(".sql"), int(header[1]), template))
-    return tuple(sorted(found))
-
-
-def code_version() -> int:
-    """Return the schema version that this code needs."""
-    return all_migrations()[-1].version
-
-
-_STATUS: Final = """
-select current_database(),
-       exists (select 1 from pg_catalog.pg_namespace where nspname = {schema_name}),
-       exists (select 1 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-               where n.nspname = {schema_name} and c.relname = 'schema_version'),
-       current_setting('server_version_num')::int4, current_setting('server_encoding')
-"""
-
-_VERSION: Final = "select version, compatible_from from {schema}.schema_version order by version desc limit 1"
+_LOCK_STATES: Final = frozenset({"55P03", "40P01"})  # not had in time, deadlock
 
 # Not `create schema if not exists`: that needs the right to create schemas in the database even
 # when there is nothing to create, and a role that owns only its schema has no such right.
@@ -158,7 +60,8 @@ create table {schema}.schema_version (
     compatible_from integer not null check (compatible_from >= 1)
 );
 revoke all on {schema}.schema_version from public;
-comment on table {schema}.schema_version is 'migrations applied; compatible_from is the oldest code version that can serve each';
+comment on table {schema}.schema_version is
+    'migrations applied; compatible_from is the oldest code version that can serve each';
 """
 
 # Read committed, whatever the default: the version is read anew after the lock was waited for.
@@ -180,43 +83,6 @@ def lock_key(schema: str) -> int:
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
-def read_status(schema: str) -> Operation[SchemaStatus]:
-    """Ask a database for its jobq schema's version."""
-    rows = yield Call(in_schema(_STATUS, schema))
-    database, schema_exists, has_table, server_version, encoding = rows[0]
-    version = compatible_from = 0
-    if has_table:
-        rows = yield Call(in_schema(_VERSION, schema))
-        version, compatible_from = rows[0] if rows else (0, 0)
-    return SchemaStatus(database, version, compatible_from, server_version, encoding, schema_exists)
-
-
-def check_schema(schema: str) -> Operation[None]:
-    """Make sure that this code can serve the schema as it is.
-
-    Raises:
-        SchemaMissing, SchemaOutdated, SchemaTooNew: it cannot; the message says what to run.
-    """
-    status = yield from read_status(schema)
-    where = f'schema "{schema}" of database "{status.database}"'
-    run_this = "run `jobqctl migrate`, or `client.migrate()` at start"
-    if status.version == 0:
-        raise SchemaMissing(f"there is no jobq {where}: {run_this}")
-    if status.version < code_version():
-        raise SchemaOutdated(
-            f"{where} is at version {status.version}, and this jobq needs {code_version()}: {run_this}"
-        )
-    _refuse_too_new(schema, status)
-
-
-def _refuse_too_new(schema: str, status: SchemaStatus) -> None:
-    if status.compatible_from > code_version():
-        raise SchemaTooNew(
-            f'schema "{schema}" of database "{status.database}" is at version {status.version}, which serves code '
-            f"from version {status.compatible_from} on; this jobq is at {code_version()}: upgrade jobq"
-        )
-
-
 def pending_migrations(schema: str) -> Operation[list[Migration]]:
     """Return the migrations that the schema lacks, oldest first.
 
@@ -225,35 +91,26 @@ def pending_migrations(schema: str) -> Operation[list[Migration]]:
         SchemaTooNew: the schema has moved past this code.
     """
     status = yield from read_status(schema)
-    _refuse_server(status)
-    _refuse_too_new(schema, status)
+    refuse_server(status)
+    refuse_too_new(schema, status)
     return [migration for migration in all_migrations() if migration.version > status.version]
-
-
-def _refuse_server(status: SchemaStatus) -> None:
-    if status.server_version < OLDEST_SERVER:
-        major, minor = divmod(status.server_version, 10000)
-        raise SchemaError(f"the server is PostgreSQL {major}.{minor}; jobq needs 14 or newer")
-    if status.encoding != "UTF8":
-        raise SchemaError(
-            f'database "{status.database}" is encoded as {status.encoding}; jobq needs UTF8 '
-            "(create database … encoding 'UTF8' template template0)"
-        )
 
 
 def migrate_schema(
     schema: str, *, lock_timeout_s: float = LOCK_TIMEOUT_S, attempts: int = LOCK_ATTEMPTS
 ) -> Operation[list[str]]:
     """Bring the schema up to this code's version; return the names of what was applied."""
-    applied = []
+    applied: list[str] = []
     for migration in (yield from pending_migrations(schema)):
-        if (yield from _apply(schema, migration, lock_timeout_s, attempts)):
-            applied.append(migration.name)
+        if not (yield from _apply(schema, migration, lock_timeout_s, attempts)):
+            continue  # another process was faster
+        applied.append(migration.name)
     return applied
 
 
 def _apply(schema: str, migration: Migration, lock_timeout_s: float, attempts: int) -> Operation[bool]:
     """Apply one migration in its own transaction; return whether it was still to be done."""
+    last: Error | None = None
     for _ in range(attempts):
         yield Call(_BEGIN)
         try:
@@ -264,15 +121,16 @@ def _apply(schema: str, migration: Migration, lock_timeout_s: float, attempts: i
             # A broken connection has rolled back by itself; its error is the one to tell.
             with contextlib.suppress(Error):
                 yield Call("rollback")
-            if sqlstate_of(error) != _LOCK_NOT_AVAILABLE:
+            if sqlstate_of(error) not in _LOCK_STATES:
                 raise
             last = error
             yield Call(f"select pg_sleep({LOCK_PAUSE_S})")
         else:
             return done
     raise DatabaseError(
-        f"migration {migration.name} of schema {schema!r} found its tables locked {attempts} times "
-        f"({lock_timeout_s} s each): end the long transactions on them (see pg_stat_activity) and migrate again"
+        f"migration {migration.name} of schema {schema!r} did not get its locks in {attempts} tries of "
+        f"{lock_timeout_s} s: end the long transactions on its tables (see pg_stat_activity), or let the "
+        "other process that migrates finish, and migrate again"
     ) from last
 
 
@@ -404,7 +262,7 @@ async def pending_async(target: AsyncTarget, *, schema: str = "jobq") -> list[st
 
 
 @contextlib.contextmanager
-def _connection(target: object) -> Iterator[psycopg.Connection[Any]]:
+def _connection(target: SyncTarget) -> Generator[psycopg.Connection[Any]]:
     """Give a connection in autocommit, so that each migration's own BEGIN is the only one."""
     with contextlib.ExitStack() as stack:
         try:
@@ -412,7 +270,7 @@ def _connection(target: object) -> Iterator[psycopg.Connection[Any]]:
                 connection = stack.enter_context(psycopg.connect(target, autocommit=True))
             elif isinstance(target, psycopg_pool.ConnectionPool):
                 connection = stack.enter_context(target.connection())
-            elif isinstance(target, psycopg.Connection):
+            elif isinstance(target, psycopg.Connection):  # pyright: ignore[reportUnnecessaryIsInstance]
                 connection = target
             else:
                 raise _wrong_target(target, "migrate()", "a psycopg Connection or ConnectionPool")
@@ -431,7 +289,7 @@ def _connection(target: object) -> Iterator[psycopg.Connection[Any]]:
 
 
 @contextlib.asynccontextmanager
-async def _async_connection(target: object) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+async def _async_connection(target: AsyncTarget) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
     async with contextlib.AsyncExitStack() as stack:
         try:
             if isinstance(target, str):
@@ -439,7 +297,7 @@ async def _async_connection(target: object) -> AsyncIterator[psycopg.AsyncConnec
                 await stack.enter_async_context(connection)
             elif isinstance(target, psycopg_pool.AsyncConnectionPool):
                 connection = await stack.enter_async_context(target.connection())
-            elif isinstance(target, psycopg.AsyncConnection):
+            elif isinstance(target, psycopg.AsyncConnection):  # pyright: ignore[reportUnnecessaryIsInstance]
                 connection = target
             else:
                 raise _wrong_target(target, "migrate_async()", "an AsyncConnection or AsyncConnectionPool")
@@ -465,5 +323,6 @@ def _wrong_target(target: object, verb: str, accepted: str) -> ConfigError:
 def _refuse_transaction(status: TransactionStatus) -> None:
     if status != TransactionStatus.IDLE:
         raise TransactionError(
-            "the connection is in a transaction; each migration runs in one of its own, so commit or roll back first"
+            "the connection is in a transaction, and each migration runs in one of its own: "
+            "commit or roll back first"
         )

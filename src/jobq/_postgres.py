@@ -8,33 +8,45 @@ apart. Rows always come back as tuples, whatever the connection's own row factor
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
+import threading
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import psycopg
 import psycopg.rows
-from psycopg.pq import ExecStatus
+from psycopg import conninfo as psycopg_conninfo
+from psycopg.pq import ExecStatus, TransactionStatus
 
-from jobq._errors import (
-    ClientClosed,
-    DatabaseError,
-    DatabaseUnavailable,
-    Error,
-    SchemaMissing,
-    SchemaOutdated,
-    TransactionError,
-)
-from jobq._operation import Call, Row, Rows, array_literal
+from jobq._driver_errors import DRIVER_ERRORS, first_line, is_transient, map_error, sqlstate_of
+from jobq._errors import ConfigError, DatabaseUnavailable, Error
+from jobq._operation import Call, Operation, Row, Rows, array_literal, run, run_async
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import random
+    from collections.abc import Sequence
 
+__all__ = [
+    "AsyncSession",
+    "SyncSession",
+    "async_cursor",
+    "connection_string",
+    "execute",
+    "execute_async",
+    "is_transient",
+    "map_error",
+    "reconnect_delay",
+    "sqlstate_of",
+    "sync_cursor",
+]
+
+T = TypeVar("T")
 SyncCursor: TypeAlias = "psycopg.RawCursor[Row]"
 AsyncCursor: TypeAlias = "psycopg.AsyncRawCursor[Row]"
 
 _NO_ROWS: Final[Rows] = ()
-# What drivers raise when a connection breaks or a statement cannot even be written to it.
-DRIVER_ERRORS: Final = (psycopg.Error, OSError, UnicodeError)
 
 
 def text_param(value: Any) -> str | bytes | None:
@@ -44,7 +56,7 @@ def text_param(value: Any) -> str | bytes | None:
     if isinstance(value, bool):
         return "t" if value else "f"
     if isinstance(value, list):
-        return array_literal(value)
+        return array_literal(value)  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, datetime):
         return value.isoformat()
     return str(value)
@@ -76,11 +88,12 @@ def execute(cursor: SyncCursor, call: Call, *, prepare: bool | None = None) -> R
     Raises:
         Error: as :func:`map_error` has it.
     """
+    sql: Any = call.sql  # psycopg wants a literal; this is made of literals and quoted identifiers
     try:
         if call.params:
-            cursor.execute(call.sql, text_params(call.params), prepare=prepare)
+            cursor.execute(sql, text_params(call.params), prepare=prepare)
         else:
-            cursor.execute(call.sql, prepare=prepare if prepare else False)
+            cursor.execute(sql, prepare=prepare or False)
         result = cursor.pgresult
         if result is None or result.status != ExecStatus.TUPLES_OK:
             return _NO_ROWS
@@ -91,11 +104,12 @@ def execute(cursor: SyncCursor, call: Call, *, prepare: bool | None = None) -> R
 
 async def execute_async(cursor: AsyncCursor, call: Call, *, prepare: bool | None = None) -> Rows:
     """Do what :func:`execute` does, over an async connection."""
+    sql: Any = call.sql  # psycopg wants a literal; this is made of literals and quoted identifiers
     try:
         if call.params:
-            await cursor.execute(call.sql, text_params(call.params), prepare=prepare)
+            await cursor.execute(sql, text_params(call.params), prepare=prepare)
         else:
-            await cursor.execute(call.sql, prepare=prepare if prepare else False)
+            await cursor.execute(sql, prepare=prepare or False)
         result = cursor.pgresult
         if result is None or result.status != ExecStatus.TUPLES_OK:
             return _NO_ROWS
@@ -104,88 +118,299 @@ async def execute_async(cursor: AsyncCursor, call: Call, *, prepare: bool | None
         raise map_error(error) from error
 
 
-# Whole classes of SQLSTATE, then single states, that mean "not now" rather than "not so":
-# connection, resources and system errors; cancelled by a time limit; terminated, crashed,
-# starting, database dropped, idle too long; a lock not had in time; read-only, as a server is
-# after a failover has passed the primary's part on.
-_UNAVAILABLE_CLASSES: Final = frozenset({"08", "53", "58"})
-_UNAVAILABLE_STATES: Final = frozenset(
-    {"57014", "57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04", "55P03", "25006"}
-)
-_MISSING_STATES: Final = frozenset({"42P01", "3F000"})  # table, schema
-_OUTDATED_STATES: Final = frozenset({"42703", "42883"})  # column, function
-_FAILED_TRANSACTION: Final = "25P02"
-_CONFLICT_CLASS: Final = "40"  # serialization failure, deadlock: the same again may succeed
-_MIGRATE: Final = "run `jobqctl migrate`, or `client.migrate()` at start"
-_CHAIN_LIMIT: Final = 8
+# A link that dies without a word (cable, firewall, virtual machine) is noticed by nobody until
+# somebody writes: probes after 5 s of silence, dead after two more, 2 s apart; and written data
+# that nobody acknowledges for 5 s breaks the connection too. libpq's own defaults are hours.
+CONNECTION_DEFAULTS: Final = {
+    "connect_timeout": "5",
+    "keepalives": "1",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "2",
+    "tcp_user_timeout": "5000",
+}
+
+# The server's own time limits stay inside the client's, so that it is the server that ends a
+# statement that takes too long, and the connection survives.
+TIME_LIMIT_S: Final = 30.0
+_SESSION_SETTINGS: Final = {
+    "statement_timeout": "25s",
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "30s",
+    "idle_session_timeout": "0",  # an idle listener is no fault
+    "default_transaction_isolation": "read committed",  # `skip locked` needs it
+    "TimeZone": "UTC",
+}
+# Statistics of tables that fill and empty all day are always wrong. The worker's statements are
+# written for one plan each; these settings leave the planner no other (see DESIGN.md).
+_PLAN_SETTINGS: Final = {
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_bitmapscan": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+}
+
+# A pooler tells its clients an invented backend id. Settings made there would stay with a server
+# connection that others use next, so nothing is set when the id is not the real one.
+_GREET: Final = """
+select pg_backend_pid() = $1::int4, case when pg_backend_pid() = $1::int4 then
+    (select count(set_config(name, value, false)) from unnest($2::text[], $3::text[]) s(name, value)) end
+"""
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it wraps, from outside in, whoever wrapped it."""
-    current: BaseException | None = error
-    for _ in range(_CHAIN_LIMIT):
-        if current is None:
-            return
-        yield current
-        wrapped = getattr(current, "orig", None)  # SQLAlchemy's name for the driver's error
-        current = wrapped if isinstance(wrapped, BaseException) else current.__cause__
+def connection_string(conninfo: str, *, name: str) -> str:
+    """Return a connection string with jobq's defaults for what it leaves open.
+
+    Args:
+        conninfo: a ``postgresql://`` URL or ``key=value`` pairs.
+        name: what ``pg_stat_activity.application_name`` shows, unless the string or PGAPPNAME
+            say otherwise.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        given = psycopg_conninfo.conninfo_to_dict(conninfo)
+    except psycopg.Error as error:
+        raise ConfigError(f"the connection string cannot be read: {first_line(error)}") from error
+    defaults = dict(CONNECTION_DEFAULTS, client_encoding="utf8", fallback_application_name=name)
+    if "PGCONNECT_TIMEOUT" in os.environ:
+        del defaults["connect_timeout"]
+    return psycopg_conninfo.make_conninfo("", **{**defaults, **given})
 
 
-def sqlstate_of(error: BaseException) -> str | None:
-    """Return the SQLSTATE that a server's error carries, through any wrapping, or ``None``."""
-    for one in _causes(error):
-        for name in ("sqlstate", "pgcode"):  # psycopg and asyncpg; psycopg2
-            state = getattr(one, name, None)
-            if isinstance(state, str):
-                return state
-    return None
+def reconnect_delay(failures: int, rng: random.Random) -> float:
+    """Return the seconds to wait before connecting again: about 0.05, 0.1, 0.2 … 5, jittered.
+
+    Args:
+        failures: how many tries have failed in a row, 1 or more.
+        rng: where the jitter comes from; each wait is 50 to 100 % of its nominal length.
+    """
+    nominal = min(5.0, 0.05 * 2.0 ** min(max(failures - 1, 0), 16))
+    return nominal * rng.uniform(0.5, 1.0)
 
 
-def is_transient(error: BaseException) -> bool:
-    """Whether the same statement may well succeed when it is sent again a little later."""
-    if isinstance(error, DatabaseUnavailable):
-        return True
-    state = sqlstate_of(error)
-    return state is not None and state.startswith(_CONFLICT_CLASS)
+def break_connection(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Shut a connection's socket, so that whoever waits for its silent server wakes with an error.
+
+    Closing it instead would take the file descriptor from under the one that waits on it.
+    """
+    try:
+        with socket.socket(fileno=os.dup(connection.pgconn.socket)) as twin:
+            twin.shutdown(socket.SHUT_RDWR)
+    except (OSError, psycopg.Error):
+        return  # it is closed, or the other side has shut it: nobody waits for it any more
 
 
-def map_error(error: BaseException) -> Error:
-    """Return the jobq error that stands for a driver's, to be raised ``from`` it."""
-    if isinstance(error, Error):
-        return error
-    state = sqlstate_of(error)
-    text = _first_line(error)
-    if state is None:
-        return _map_client_side(error, text)
-    if state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_STATES:
-        return DatabaseUnavailable(f"{text} (SQLSTATE {state})")
-    if state == _FAILED_TRANSACTION:
-        return TransactionError(f"the transaction has failed before this call: {text}")
-    if state in _MISSING_STATES:
-        return SchemaMissing(f"{text}: is jobq's schema in this database? {_MIGRATE}")
-    if state in _OUTDATED_STATES:
-        return SchemaOutdated(f"{text}: jobq's schema is older than this code needs; {_MIGRATE}")
-    return DatabaseError(f"{text} (SQLSTATE {state})")
+def _greeting(connection: psycopg.BaseConnection[Any], *, plan_settings: bool) -> Call:
+    settings = {**_SESSION_SETTINGS, **(_PLAN_SETTINGS if plan_settings else {})}
+    return Call(_GREET, [connection.info.backend_pid, list(settings), list(settings.values())])
 
 
-def _map_client_side(error: BaseException, text: str) -> Error:
-    """Map an error that never reached a server, or lost it on the way."""
-    for one in _causes(error):
-        if isinstance(one, UnicodeError):
-            return DatabaseError(f"the connection's client_encoding cannot carry this text: {text}")
-        if isinstance(one, OSError | TimeoutError):
-            return DatabaseUnavailable(f"{type(one).__name__}: {text}")
-        names = {base.__name__ for base in type(one).__mro__}
-        if "PoolClosed" in names:
-            return ClientClosed(text)
-        if "OperationalError" in names or ("InterfaceError" in names and "closed" in text):
-            return DatabaseUnavailable(text)
-    return DatabaseError(text)
+def _no_answer(limit_s: float) -> DatabaseUnavailable:
+    return DatabaseUnavailable(f"the server gave no answer within {limit_s:g} s; the connection was closed")
 
 
-def _first_line(error: BaseException) -> str:
-    for one in _causes(error):
-        text = str(one).strip()
-        if text:
-            return text.splitlines()[0]
-    return type(error).__name__
+def _is_idle(connection: psycopg.BaseConnection[Any]) -> bool:
+    return connection.info.transaction_status == TransactionStatus.IDLE
+
+
+class AsyncSession:
+    """One dedicated connection in autocommit, for one operation at a time.
+
+    It never reconnects: when it is closed, open another.
+
+    Attributes:
+        connection: the psycopg connection, for LISTEN and the like.
+        schema: the schema that it was opened for.
+        pooled: whether a pooler stands between; then there are no prepared statements and no
+            settings of ours, and nothing that belongs to a session can be relied on.
+    """
+
+    def __init__(
+        self, connection: psycopg.AsyncConnection[Any], *, schema: str, time_limit_s: float = TIME_LIMIT_S
+    ) -> None:
+        self.connection = connection
+        self.schema = schema
+        self.pooled = False
+        self._cursor = async_cursor(connection)
+        self._time_limit_s = time_limit_s
+        self._lock = asyncio.Lock()
+        self._overdue = False
+        self._prepare: bool | None = False
+
+    @classmethod
+    async def open(
+        cls,
+        conninfo: str,
+        *,
+        schema: str,
+        name: str,
+        plan_settings: bool = False,
+        time_limit_s: float = TIME_LIMIT_S,
+    ) -> AsyncSession:
+        """Connect.
+
+        Args:
+            conninfo: the connection string; what it leaves open gets jobq's defaults.
+            schema: the jobq schema.
+            name: the session's ``application_name``.
+            plan_settings: forbid the planner what the worker's statements must not become.
+            time_limit_s: seconds that one operation may take before the connection is given up.
+
+        Raises:
+            ConfigError: the connection string cannot be read.
+            DatabaseUnavailable: the server cannot be reached.
+        """
+        text = connection_string(conninfo, name=name)
+        try:
+            async with asyncio.timeout(time_limit_s):
+                connection = await psycopg.AsyncConnection.connect(text, autocommit=True)
+        except DRIVER_ERRORS as error:
+            raise map_error(error) from error
+        session = cls(connection, schema=schema, time_limit_s=time_limit_s)
+        try:
+            await session._greet(plan_settings=plan_settings)
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    async def _greet(self, *, plan_settings: bool) -> None:
+        rows = await self._guarded(_single(_greeting(self.connection, plan_settings=plan_settings)))
+        self.pooled = not rows[0][0]
+        self._prepare = not self.pooled
+        if self.pooled:
+            self.connection.prepare_threshold = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is closed or broken."""
+        return self.connection.closed
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Run an operation and return its result.
+
+        Raises:
+            DatabaseUnavailable: the connection is closed, broke, or gave no answer in time.
+            Error: what else the operation or its statements raise.
+        """
+        async with self._lock:
+            return await self._guarded(operation)
+
+    async def _guarded(self, operation: Operation[T]) -> T:
+        guard = asyncio.get_running_loop().call_later(self._time_limit_s, self._give_up)
+        try:
+            return await run_async(operation, self._execute)
+        except BaseException as error:
+            # Interrupted between BEGIN and COMMIT, the next operation would run in this
+            # transaction: such a connection is of no use.
+            if self._overdue or not (self.closed or _is_idle(self.connection)):
+                await self.connection.close()
+            if self._overdue and isinstance(error, Error):
+                raise _no_answer(self._time_limit_s) from error
+            raise
+        finally:
+            guard.cancel()
+
+    async def _execute(self, call: Call) -> Rows:
+        return await execute_async(self._cursor, call, prepare=self._prepare)
+
+    def _give_up(self) -> None:
+        self._overdue = True
+        break_connection(self.connection)
+
+    async def close(self) -> None:
+        """Close the connection. Does nothing when it is closed."""
+        await self.connection.close()
+
+
+class SyncSession:
+    """The blocking twin of :class:`AsyncSession`, for a thread of its own."""
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], *, schema: str, time_limit_s: float = TIME_LIMIT_S
+    ) -> None:
+        self.connection = connection
+        self.schema = schema
+        self.pooled = False
+        self._cursor = sync_cursor(connection)
+        self._time_limit_s = time_limit_s
+        self._lock = threading.Lock()
+        self._overdue = False
+        self._prepare: bool | None = False
+
+    @classmethod
+    def open(
+        cls,
+        conninfo: str,
+        *,
+        schema: str,
+        name: str,
+        plan_settings: bool = False,
+        time_limit_s: float = TIME_LIMIT_S,
+    ) -> SyncSession:
+        """Connect; see :meth:`AsyncSession.open`."""
+        text = connection_string(conninfo, name=name)
+        try:
+            connection = psycopg.Connection.connect(text, autocommit=True)
+        except DRIVER_ERRORS as error:
+            raise map_error(error) from error
+        session = cls(connection, schema=schema, time_limit_s=time_limit_s)
+        try:
+            session._greet(plan_settings=plan_settings)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _greet(self, *, plan_settings: bool) -> None:
+        rows = self._guarded(_single(_greeting(self.connection, plan_settings=plan_settings)))
+        self.pooled = not rows[0][0]
+        self._prepare = not self.pooled
+        if self.pooled:
+            self.connection.prepare_threshold = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is closed or broken."""
+        return self.connection.closed
+
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation and return its result; see :meth:`AsyncSession.run`."""
+        with self._lock:
+            return self._guarded(operation)
+
+    def _guarded(self, operation: Operation[T]) -> T:
+        # A thread a call is dear (0.1 ms), and a blocking session makes one every few seconds.
+        guard = threading.Timer(self._time_limit_s, self._give_up)
+        guard.daemon = True
+        guard.start()
+        try:
+            return run(operation, self._execute)
+        except BaseException as error:
+            if self._overdue or not (self.closed or _is_idle(self.connection)):
+                self.connection.close()
+            if self._overdue and isinstance(error, Error):
+                raise _no_answer(self._time_limit_s) from error
+            raise
+        finally:
+            guard.cancel()
+
+    def _execute(self, call: Call) -> Rows:
+        return execute(self._cursor, call, prepare=self._prepare)
+
+    def _give_up(self) -> None:
+        self._overdue = True
+        break_connection(self.connection)
+
+    def close(self) -> None:
+        """Close the connection. Does nothing when it is closed."""
+        self.connection.close()
+
+
+def _single(call: Call) -> Operation[Rows]:
+    rows = yield call
+    return rows

@@ -1,0 +1,3 @@
+"""jobq: background jobs kept in PostgreSQL."""
+
+__version__ = "0.1.0"

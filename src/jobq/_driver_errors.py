@@ -1,0 +1,114 @@
+"""What a driver's error means: one map for every driver, by SQLSTATE.
+
+psycopg, psycopg2 and asyncpg, bare or wrapped by SQLAlchemy or Django, all carry the server's
+SQLSTATE. An error without one never reached a server, or lost it on the way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from jobq._errors import (
+    ClientClosed,
+    DatabaseError,
+    DatabaseUnavailable,
+    Error,
+    SchemaMissing,
+    SchemaOutdated,
+    TransactionError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What psycopg raises when a connection breaks or a statement cannot even be written to it.
+DRIVER_ERRORS: Final = (psycopg.Error, OSError, UnicodeError)
+
+# Whole classes of SQLSTATE, then single states, that mean "not now" rather than "not so":
+# connection, resources and system errors; cancelled by a time limit; terminated, crashed,
+# starting, database dropped, idle too long; a lock not had in time; read-only, as a server is
+# after a failover has passed the primary's part on.
+_UNAVAILABLE_CLASSES: Final = frozenset({"08", "53", "58"})
+_UNAVAILABLE_STATES: Final = frozenset(
+    {"57014", "57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04", "55P03", "25006"}
+)
+_MISSING_STATES: Final = frozenset({"42P01", "3F000"})  # table, schema
+_OUTDATED_STATES: Final = frozenset({"42703", "42883"})  # column, function
+_FAILED_TRANSACTION: Final = "25P02"
+_CONFLICT_CLASS: Final = "40"  # serialization failure, deadlock: the same again may succeed
+_MIGRATE: Final = "run `jobqctl migrate`, or `client.migrate()` at start"
+_CHAIN_LIMIT: Final = 8
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what it wraps, from outside in, whoever wrapped it."""
+    current: BaseException | None = error
+    for _ in range(_CHAIN_LIMIT):
+        if current is None:
+            return
+        yield current
+        wrapped = getattr(current, "orig", None)  # SQLAlchemy's name for the driver's error
+        current = wrapped if isinstance(wrapped, BaseException) else current.__cause__
+
+
+def sqlstate_of(error: BaseException) -> str | None:
+    """Return the SQLSTATE that a server's error carries, through any wrapping, or ``None``."""
+    for one in _causes(error):
+        for name in ("sqlstate", "pgcode"):  # psycopg and asyncpg; psycopg2
+            state = getattr(one, name, None)
+            if isinstance(state, str):
+                return state
+    return None
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same statement may well succeed when it is sent again a little later."""
+    if isinstance(error, DatabaseUnavailable):
+        return True
+    state = sqlstate_of(error)
+    return state is not None and state.startswith(_CONFLICT_CLASS)
+
+
+def map_error(error: BaseException) -> Error:
+    """Return the jobq error that stands for a driver's, to be raised ``from`` it."""
+    if isinstance(error, Error):
+        return error
+    state = sqlstate_of(error)
+    text = first_line(error)
+    if state is None:
+        return _map_client_side(error, text)
+    if state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_STATES:
+        return DatabaseUnavailable(f"{text} (SQLSTATE {state})")
+    if state == _FAILED_TRANSACTION:
+        return TransactionError(f"the transaction has failed before this call: {text}")
+    if state in _MISSING_STATES:
+        return SchemaMissing(f"{text}: is jobq's schema in this database? {_MIGRATE}")
+    if state in _OUTDATED_STATES:
+        return SchemaOutdated(f"{text}: jobq's schema is older than this code needs; {_MIGRATE}")
+    return DatabaseError(f"{text} (SQLSTATE {state})")
+
+
+def _map_client_side(error: BaseException, text: str) -> Error:
+    """Map an error that never reached a server, or lost it on the way."""
+    for one in _causes(error):
+        if isinstance(one, UnicodeError):
+            return DatabaseError(f"the connection's client_encoding cannot carry this text: {text}")
+        if isinstance(one, OSError | TimeoutError):
+            return DatabaseUnavailable(f"{type(one).__name__}: {text}")
+        names = {base.__name__ for base in type(one).__mro__}
+        if "PoolClosed" in names:
+            return ClientClosed(text)
+        if "OperationalError" in names or ("InterfaceError" in names and "closed" in text):
+            return DatabaseUnavailable(text)
+    return DatabaseError(text)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error, or what it wraps, says."""
+    for one in _causes(error):
+        text = str(one).strip()
+        if text:
+            return text.splitlines()[0]
+    return type(error).__name__
