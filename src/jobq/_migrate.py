@@ -21,6 +21,7 @@ import psycopg
 import psycopg_pool
 from psycopg.pq import TransactionStatus
 
+from jobq._enqueue import enqueue_sql
 from jobq._errors import ConfigError, DatabaseError, Error, TransactionError
 from jobq._operation import Call, Operation, in_schema, run, run_async
 from jobq._postgres import async_cursor, execute, execute_async, map_error, sqlstate_of, sync_cursor
@@ -159,7 +160,7 @@ def _step_sql(schema: str, migration: Migration) -> str:
         "insert into {schema}.schema_version (version, compatible_from) "
         f"values ({migration.version}, {migration.compatible_from});\n"
     )
-    return in_schema(f"{table}{migration.template.rstrip()}\n{note}", schema)
+    return enqueue_sql(f"{table}{migration.template.rstrip()}\n{note}", schema)
 
 
 _SCRIPT_HEAD: Final = """\
