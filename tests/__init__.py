@@ -1,0 +1,1 @@
+"""jobq's tests."""

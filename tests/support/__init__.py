@@ -1,0 +1,1 @@
+"""What the tests are made with; see tests/README.md."""
