@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -10,7 +11,7 @@ from urllib.parse import quote
 
 from jobq._embedded.binaries import find_binaries
 from jobq._embedded.errors import EmbeddedError, ServerFailed
-from jobq._embedded.folder import give_to, socket_folder
+from jobq._embedded.folder import give_to, make_private, socket_folder
 from jobq._embedded.pidfile import PidFile, read_pid_file
 from jobq._embedded.process import choose_identity, run_program
 
@@ -56,7 +57,7 @@ class Cluster:
         self._tcp = port is not None
         self._any_port = port == 0
         self._port = port or (free_port() if self._any_port else _DEFAULT_PORT)
-        self._socket_dir: Path | None = None
+        self._socket_dir: Final = socket_folder(home)
 
     @property
     def command(self) -> list[str]:
@@ -73,11 +74,17 @@ class Cluster:
         running = self.running()
         if running is not None:
             raise ServerFailed(f"a server (process {running.pid}) already runs on {self.home}")
-        self._socket_dir = socket_folder(self.home)
+        make_private(self._socket_dir)
         if not self.data.exists():
             self._initdb()
         self._write_settings()
         self._hand_over()
+
+    def tidy(self) -> None:
+        """Remove what a stopped server leaves outside its folder."""
+        if self.home not in self._socket_dir.parents:
+            with contextlib.suppress(OSError):  # it was never made, or holds something of somebody else's
+                self._socket_dir.rmdir()
 
     def running(self) -> PidFile | None:
         """Return what the server that runs on this folder says of itself, if one does."""
@@ -99,8 +106,7 @@ class Cluster:
             password = quote(self._password().read_text().strip(), safe="")
             return f"postgresql://{quote(user, safe='')}:{password}@127.0.0.1:{self._port}/{name}"
         # libpq and asyncpg take a socket's folder as the parameter `host`
-        folder = self._socket_dir or socket_folder(self.home)
-        host = quote(str(folder), safe="/")
+        host = quote(str(self._socket_dir), safe="/")
         return f"postgresql://{quote(user, safe='')}@/{name}?host={host}&port={self._port}"
 
     def open_log(self) -> IO[bytes]:
@@ -155,7 +161,7 @@ class Cluster:
 
     def _hand_over(self) -> None:
         if self.identity.owner is not None:
-            give_to(self.identity.owner, self.home, *filter(None, [self._socket_dir]))
+            give_to(self.identity.owner, self.home, self._socket_dir)
 
     def _password(self) -> Path:
         return self.home / "password"

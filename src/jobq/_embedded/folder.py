@@ -79,25 +79,29 @@ def _remove_orphan(path: Path) -> None:
 
 
 def socket_folder(home: Path) -> Path:
-    """Return a private folder for a server's socket; one elsewhere when its path would be too long.
+    """Return where the socket of a server goes: in its folder, or elsewhere if that cannot serve.
 
-    The path depends on ``home`` alone, so a restarted server is found where it was.
-
-    Raises:
-        EmbeddedError: the folder is there and belongs to someone else.
+    It depends on ``home`` alone, so a server that was started again is found where it was.
     """
     inside = home / "socket"
-    if len(os.fsencode(inside)) + _SOCKET_NAME_BYTES <= _SOCKET_PATH_MAX_BYTES:
-        inside.mkdir(mode=0o700, exist_ok=True)
+    fits = len(os.fsencode(inside)) + _SOCKET_NAME_BYTES <= _SOCKET_PATH_MAX_BYTES
+    if fits and "," not in str(inside):  # libpq takes a comma in a host for the next host
         return inside
     name = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
-    outside = Path("/tmp") / f"jobq-{os.geteuid()}-{name}"  # noqa: S108 - ownership is checked below
-    outside.mkdir(mode=0o700, exist_ok=True)
-    found = outside.lstat()
+    return Path("/tmp") / f"jobq-{os.geteuid()}-{name}"  # noqa: S108 - make_private checks whose it is
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that nobody else can enter.
+
+    Raises:
+        EmbeddedError: it is there and belongs to someone else, or is open to others.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
     private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
     if not private or (found.st_uid != os.geteuid() and os.geteuid() != 0):
-        raise EmbeddedError(f"{outside} is not a private folder of ours; remove it, or use a shorter path")
-    return outside
+        raise EmbeddedError(f"{folder} is not a private folder of ours; remove it, or use another path")
 
 
 def give_to(owner: tuple[int, int], *folders: Path) -> None:

@@ -30,18 +30,31 @@ class PidFile:
     @property
     def alive(self) -> bool:
         """Whether that process lives and is that server, and not one that was given its old number."""
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True  # it lives, as somebody else
-        try:
-            return Path(f"/proc/{self.pid}/cwd").readlink() == self.data.resolve()
-        except PermissionError:
-            return True
-        except OSError:  # it ended just now, or this system has no /proc to ask
-            return not Path("/proc/self").exists()
+        return lives_in(self.pid, self.data)
+
+
+def lives_in(pid: int, data: Path) -> bool:
+    """Whether a process lives and works in a data folder, as all of a server's do."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # it lives, as somebody else
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink() == data.resolve()
+    except PermissionError:
+        return True
+    except OSError:  # it ended just now, or this system has no /proc to ask
+        return not Path("/proc/self").exists()
+
+
+def children_of(pid: int) -> list[int]:
+    """Return a process's children, none where the system does not tell."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def read_pid_file(data: Path) -> PidFile | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from jobq._embedded.cluster import SUPERUSER, Cluster
 from jobq._embedded.errors import EmbeddedError, ServerFailed
 from jobq._embedded.folder import TemporaryFolder
-from jobq._embedded.pidfile import read_pid_file
+from jobq._embedded.pidfile import children_of, lives_in, read_pid_file
 from jobq._embedded.process import Process, spawn_server
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ THROWAWAY_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.005
+
+_ORPHANS_TIMEOUT_S: Final = 1.0
+_RETRY_S: Final = 0.05
 
 _SIGNALS: Final[dict[StopMode, signal.Signals]] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
@@ -93,7 +97,7 @@ class EmbeddedPostgres:
             raise EmbeddedError("this server was closed, and its temporary folder is gone")
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._started(deadline):
-            time.sleep(POLL_S)
+            time.sleep(_RETRY_S)
         return self
 
     def stop(self, mode: StopMode = "fast") -> None:
@@ -121,13 +125,16 @@ class EmbeddedPostgres:
     def kill(self) -> None:
         """Kill the server's first process with SIGKILL, as an operator's ``kill -9`` would.
 
-        Its children notice and end within moments; a `start` meanwhile waits for them.
+        Its children notice and end by themselves; one that has not within a second is killed too
+        (PostgreSQL 14's can take 20 s), since no server can start beside it.
         """
         if self._process is None:
             return
+        children = children_of(self._process.pid)
         self._process.kill()
         self._process.wait()
         self._process = None
+        self._outlive(children)
 
     def restart(self, mode: StopMode = "fast") -> None:
         """Stop as `stop` does, and start again: same data, same address."""
@@ -140,6 +147,7 @@ class EmbeddedPostgres:
         try:
             self.stop("fast" if self._temporary is None else "immediate")
         finally:
+            self._cluster.tidy()
             self._remove_temporary()
 
     def __enter__(self) -> Self:
@@ -210,6 +218,15 @@ class EmbeddedPostgres:
         if "pre-existing shared memory block" in told:  # children of one that was killed just now
             return True
         return "could not create any TCP/IP sockets" in told and self._cluster.take_another_port()
+
+    def _outlive(self, children: list[int]) -> None:
+        data = self._cluster.data
+        deadline = time.monotonic() + _ORPHANS_TIMEOUT_S
+        while (children := [pid for pid in children if lives_in(pid, data)]) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _remove_temporary(self) -> None:
         if self._temporary is not None:
