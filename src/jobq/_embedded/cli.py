@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 start(cluster)
             case "stop":
                 stop(cluster)
+                cluster.tidy()
             case _:
                 _require_running(cluster)
         if chosen.command == "psql":

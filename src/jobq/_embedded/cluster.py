@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import socket
 from typing import IO, TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -125,6 +126,7 @@ class Cluster:
     def _initdb(self) -> None:
         # made beside its place and moved there whole: an interrupted initdb leaves no half cluster
         unfinished = self.home / f"data.{os.getpid()}"
+        shutil.rmtree(unfinished, ignore_errors=True)
         password = self._password()
         with open(password, "w", opener=_private) as file:
             file.write(secrets.token_urlsafe(24))
