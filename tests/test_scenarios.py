@@ -9,13 +9,18 @@ from typing import Final
 
 TESTS: Final = Path(__file__).parent
 IDS: Final = frozenset(
-    "S01 S02 S03 S04 S06 S07 S08 S10 S12 S13 S15 "  # liveness, rescue, fencing
-    "S17 S18 S20 S21 S22 S23 S24 S25 S26 S27 S29 "  # claiming, shutdown, threads
-    "S30 S31 S34 S35 S36 S37 S39 S40 S41 "  # LISTEN/NOTIFY and connections
-    "S43 S44 S46 S47 S48 S49 S50 S51 "  # uniqueness and transactional enqueue
-    "S55 S56 S58 S59 S60 S61 "  # periodic, cron, leader
-    "S62 S64 S65 S66 S67 S68 S69 "  # arguments, errors, numbers
-    "S52 S70 S71 S73 S74 S75 S77 S78 S79 S80 S82 S83".split()  # migrations, clocks, load, surfaces
+    re.findall(
+        r"S\d\d",
+        """
+        liveness, rescue, fencing: S01 S02 S03 S04 S06 S07 S08 S10 S12 S13 S15
+        claiming, shutdown, threads: S17 S18 S20 S21 S22 S23 S24 S25 S26 S27 S29
+        LISTEN/NOTIFY and connections: S30 S31 S34 S35 S36 S37 S39 S40 S41
+        uniqueness and transactional enqueue: S43 S44 S46 S47 S48 S49 S50 S51
+        periodic, cron, leader: S55 S56 S58 S59 S60 S61
+        arguments, errors, numbers: S62 S64 S65 S66 S67 S68 S69
+        migrations, clocks, load, surfaces: S52 S70 S71 S73 S74 S75 S77 S78 S79 S80 S82 S83
+        """,
+    )
 )
 ROW: Final = re.compile(r"\| (S\d\d) \| [CHML] \| .+? \| (.+) \|")
 TEST_NAME: Final = re.compile(r"test_s(\d\d)_\w+")
@@ -28,7 +33,7 @@ def rows() -> dict[str, str]:
         if match
     ]
     assert len({name for name, _ in found}) == len(found), "a scenario has two rows"
-    return {name: what for name, what in found}
+    return dict(found)
 
 
 def scenario_tests() -> set[str]:
