@@ -43,18 +43,8 @@ def bare_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--quiet",
-        "--python",
-        python,
-        "install",
-        "--no-deps",
-        "--no-index",
-    ]
-    run([*install, "--disable-pip-version-check", wheel])
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel])
     # the dependencies are those of the environment under test, one by one, so that extras stay out
     site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
     ours = Path(sysconfig.get_path("purelib"))

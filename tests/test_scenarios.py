@@ -27,11 +27,8 @@ TEST_NAME: Final = re.compile(r"test_s(\d\d)_\w+")
 
 
 def rows() -> dict[str, str]:
-    found = [
-        match.groups()
-        for match in map(ROW.fullmatch, (TESTS / "README.md").read_text().splitlines())
-        if match
-    ]
+    lines = (TESTS / "README.md").read_text().splitlines()
+    found = [(match[1], match[2]) for match in map(ROW.fullmatch, lines) if match]
     assert len({name for name, _ in found}) == len(found), "a scenario has two rows"
     return dict(found)
 
