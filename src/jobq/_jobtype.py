@@ -1,0 +1,235 @@
+"""Kinds of job, and jobs to be: what a program that only enqueues needs to know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack, cast, overload
+
+from jobq._arguments import ArgumentsDecoder, Upgrade, check_arguments, describe_type
+from jobq._backoff import DEFAULT_BACKOFF, guarded
+from jobq._errors import ArgumentsEncodeError, ConfigError, DuplicateKind
+from jobq._json import encode
+from jobq._limits import MAX_ARGUMENTS_BYTES
+from jobq._options import (
+    DEFAULTS,
+    JobOptions,
+    JobTypeOptions,
+    ResolvedOptions,
+    check_kind,
+    declared_changes,
+    resolve,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import UnionType
+
+    from jobq._backoff import Backoff
+
+# Invariant on purpose: a kind that takes EmailArgs accepts neither more nor less than that, or
+# `enqueue(send_email, OtherArgs(1))` would pass as a kind of both.
+A = TypeVar("A")
+
+
+class JobType(Generic[A]):
+    """A kind of job and the type of its arguments: declared once, known to editors everywhere.
+
+    Args:
+        kind: what the database keeps, 1 to 128 bytes of UTF-8 without control characters.
+        args_type: a dataclass, TypedDict, ``dict``, msgspec or pydantic model …; ``None`` for a
+            kind without arguments.
+        aliases: further kinds that the same handler runs, so that a kind can be renamed.
+        upgrade: turns stored arguments, old or already new, into new ones before they are decoded.
+        backoff: how long a job waits after a failure; the default policy where it is not given.
+        options: what holds for all jobs of the kind, see :class:`JobTypeOptions`.
+
+    Raises:
+        ConfigError: something of it cannot work; the message names it.
+
+    Attributes:
+        kind, args_type, aliases, upgrade, options: as they were given.
+        policy: the backoff as it was given, ``None`` where it was not.
+        backoff: from the number of failures to the wait; always answers with one that can be stored.
+        decode: turns a stored document into the arguments; raises ``ArgumentsDecodeError``.
+    """
+
+    @overload
+    def __init__(
+        self: JobType[None],
+        kind: str,
+        args_type: None,
+        *,
+        aliases: Sequence[str] = (),
+        upgrade: Upgrade | None = None,
+        backoff: Backoff | None = None,
+        **options: Unpack[JobTypeOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        kind: str,
+        args_type: type[A],
+        *,
+        aliases: Sequence[str] = (),
+        upgrade: Upgrade | None = None,
+        backoff: Backoff | None = None,
+        **options: Unpack[JobTypeOptions],
+    ) -> None: ...
+    @overload  # no checker can yet tell the type that `Created | Deleted` stands for
+    def __init__(
+        self: JobType[Any],
+        kind: str,
+        args_type: UnionType,
+        *,
+        aliases: Sequence[str] = (),
+        upgrade: Upgrade | None = None,
+        backoff: Backoff | None = None,
+        **options: Unpack[JobTypeOptions],
+    ) -> None: ...
+    def __init__(
+        self,
+        kind: str,
+        args_type: object,
+        *,
+        aliases: Sequence[str] = (),
+        upgrade: Upgrade | None = None,
+        backoff: Backoff | None = None,
+        **options: Unpack[JobTypeOptions],
+    ) -> None:
+        self.kind: Final = check_kind(kind)
+        self.args_type: Final = args_type
+        self.aliases: Final = _check_aliases(self.kind, aliases)
+        self.upgrade: Final = _check_callable("upgrade", upgrade)
+        self.policy: Final = _check_callable("backoff", backoff)
+        self.backoff: Final = guarded(backoff or DEFAULT_BACKOFF)
+        self.options: Final = options
+        self._decoder: Final = ArgumentsDecoder[A](self.kind, args_type, upgrade)
+        self.decode: Final[Callable[[bytes | str], A]] = self._decoder.decode
+        self._changes: Final = declared_changes(options)
+        self._resolved: tuple[ResolvedOptions, ResolvedOptions] = (
+            DEFAULTS,
+            DEFAULTS._replace(**self._changes),
+        )
+
+    def encode(self, args: A, max_bytes: int = MAX_ARGUMENTS_BYTES) -> str:
+        """Return the arguments as one JSON document.
+
+        Args:
+            args: the arguments; a subclass of the declared type will do.
+            max_bytes: the most that the document may have, in bytes of UTF-8.
+
+        Raises:
+            ArgumentsEncodeError: they are of another type, or hold what does not come back.
+        """
+        if cast("object", type(args)) is not self.args_type:
+            check_arguments(self.kind, self.args_type, args)
+        return encode(args, max_bytes=max_bytes)
+
+    def resolved(self, defaults: ResolvedOptions) -> ResolvedOptions:
+        """Return the options of a job whose enqueue gives none, with a client's defaults."""
+        known, resolved = self._resolved
+        if known is not defaults:
+            resolved = defaults._replace(**self._changes)
+            self._resolved = (defaults, resolved)  # one pair, so that threads cannot mix two
+        return resolved
+
+    def prepare(self) -> None:
+        """Build the decoder now, so that a type that cannot be decoded shows at start.
+
+        Raises:
+            ConfigError: it cannot be decoded.
+        """
+        self._decoder.prepare()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.kind!r}, {describe_type(self.args_type)})"
+
+
+class NewJob(Generic[A]):
+    """One job to be made: the item of ``enqueue_many``. Read-only.
+
+    Args:
+        kind: its kind; a bare string is the untyped way.
+        args: its arguments.
+        options: see :class:`JobOptions`.
+
+    Attributes:
+        kind, args, options: as they were given.
+    """
+
+    __slots__ = ("args", "kind", "options")
+
+    @overload
+    def __init__(self, kind: JobType[A], args: A, **options: Unpack[JobOptions]) -> None: ...
+    @overload
+    def __init__(self: NewJob[Any], kind: str, args: object, **options: Unpack[JobOptions]) -> None: ...
+    def __init__(self, kind: JobType[Any] | str, args: object, **options: Unpack[JobOptions]) -> None:
+        self.kind: Final = kind
+        self.args: Final = args
+        self.options: Final = options
+
+    def __repr__(self) -> str:
+        name = self.kind if isinstance(self.kind, str) else self.kind.kind
+        options = "".join(f", {option}={value!r}" for option, value in self.options.items())
+        return f"NewJob({name!r}, {self.args!r}{options})"
+
+
+def prepare(
+    kind: JobType[Any] | str,
+    args: object,
+    options: Mapping[str, object],
+    defaults: ResolvedOptions,
+    max_bytes: int = MAX_ARGUMENTS_BYTES,
+) -> tuple[str, str, ResolvedOptions]:
+    """Return a job's kind, its encoded arguments and its options, ready to be stored.
+
+    Args:
+        kind: a declared kind, or a bare string.
+        args: its arguments.
+        options: those that the call gave.
+        defaults: what holds where neither the call nor the kind says otherwise.
+        max_bytes: the most that the arguments may have, in bytes of UTF-8.
+
+    Raises:
+        ConfigError: the kind or an option cannot be what it is.
+        ArgumentsEncodeError: the arguments or ``meta`` cannot be stored.
+    """
+    if isinstance(kind, JobType):
+        name, text, resolved = kind.kind, kind.encode(args, max_bytes), kind.resolved(defaults)
+    else:
+        name, text, resolved = check_kind(kind), encode(args, max_bytes=max_bytes), defaults
+    return name, text, resolve(options, resolved) if options else resolved
+
+
+def prepare_many(
+    jobs: Iterable[NewJob[Any]], defaults: ResolvedOptions, max_bytes: int = MAX_ARGUMENTS_BYTES
+) -> list[tuple[str, str, ResolvedOptions]]:
+    """Return what `prepare` does for each of many jobs; errors name the item that they are about."""
+    prepared: list[tuple[str, str, ResolvedOptions]] = []
+    for job in jobs:
+        if not isinstance(cast("object", job), NewJob):
+            raise ConfigError(f"item {len(prepared)}: a NewJob, not an object of {type(job).__qualname__}")
+        try:
+            prepared.append(prepare(job.kind, job.args, job.options, defaults, max_bytes))
+        except ArgumentsEncodeError as error:
+            raise error.at(len(prepared)) from error
+        except ConfigError as error:
+            raise ConfigError(f"item {len(prepared)}: {error}") from error
+    return prepared
+
+
+def _check_aliases(kind: str, aliases: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(aliases, str):
+        raise ConfigError(f"aliases={aliases!r}: a sequence of kinds, such as a list")
+    checked = tuple(check_kind(alias) for alias in aliases)
+    if len({kind, *checked}) <= len(checked):
+        raise DuplicateKind(f"aliases={list(checked)}: the kind {kind!r} and its aliases repeat one another")
+    return checked
+
+
+_C = TypeVar("_C")
+
+
+def _check_callable(name: str, value: _C) -> _C:
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name}={value!r}: a callable, or None for none")
+    return value

@@ -1,0 +1,285 @@
+"""A job's options: written once here, the same in `enqueue`, `NewJob` and a kind's declaration.
+
+What is given in a call counts before what the kind's `JobType` declares, and that before the
+client's defaults. An option that is given replaces the whole of it: ``meta`` and ``tags`` are not
+merged. ``None`` means none: no time limit, no unique key, no delay, no time to expire.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple, TypedDict, cast
+
+from jobq._errors import ConfigError
+from jobq._json import encode
+from jobq._limits import MAX_META_BYTES, MAX_WAIT
+from jobq._operation import array_literal
+
+MAX_NAME_BYTES: Final = 128  # of a kind or a queue
+MAX_TAGS: Final = 20
+MAX_TAG_BYTES: Final = 100
+MAX_ATTEMPTS: Final = 32_767
+PRIORITIES: Final = range(-9, 10)
+UNIQUE_NAME_LENGTH: Final = 200  # characters of a unique key that are kept for people to read
+
+_MAX_SHOWN: Final = 80  # characters of a value that a message shows
+
+
+class JobTypeOptions(TypedDict, total=False):
+    """What a kind's declaration can set for all its jobs.
+
+    Attributes:
+        queue: the lane's name, 1 to 128 bytes of UTF-8 without control characters; "default".
+        priority: −9 to 9, the larger first; 0.
+        delay: how long to wait from the database's now, up to 100 years; not with ``run_at``.
+        max_attempts: failures after which a job is discarded, 1 to 32,767; 25.
+        timeout: how long one attempt may take, ``None`` for no limit; 1 hour.
+        unique: a key of your own; while a job with it is live, another is not made.
+        meta: what travels beside the arguments, at most 16 KiB as JSON.
+        tags: at most 20 words, each of 1 to 100 bytes.
+    """
+
+    queue: str
+    priority: int
+    delay: timedelta | None
+    max_attempts: int
+    timeout: timedelta | None
+    unique: str | None
+    meta: Mapping[str, object] | None
+    tags: Sequence[str]
+
+
+class JobOptions(JobTypeOptions, total=False):
+    """What one job can set: all that its kind can, and moments in time.
+
+    Attributes:
+        run_at: when it is due, with a time zone; not with ``delay``.
+        expires_at: not started by then, it is discarded.
+    """
+
+    run_at: datetime | None
+    expires_at: datetime | None
+
+
+class ResolvedOptions(NamedTuple):
+    """Every option of a job, as the enqueue statement stores it, in its order.
+
+    Attributes:
+        timeout_s: seconds, ``None`` for no limit.
+        run_at: when it is due; or ``delay_s``, seconds from the database's now; or neither.
+        meta: a JSON document, ``None`` for none.
+        tags: PostgreSQL's text form of a text array, ``None`` for none.
+        unique_key: 16 bytes, see `unique_key`; ``unique_name`` is what people read.
+    """
+
+    queue: str = "default"
+    priority: int = 0
+    max_attempts: int = 25
+    timeout_s: float | None = 3600.0
+    run_at: datetime | None = None
+    delay_s: float | None = None
+    expires_at: datetime | None = None
+    meta: str | None = None
+    tags: str | None = None
+    unique_key: bytes | None = None
+    unique_name: str | None = None
+
+
+DEFAULTS: Final = ResolvedOptions()
+
+
+def resolve(options: Mapping[str, object], base: ResolvedOptions) -> ResolvedOptions:
+    """Put a call's options over those that hold without it.
+
+    Raises:
+        ConfigError: an option is unknown, or cannot be what it is; the message names it.
+        ArgumentsEncodeError: ``meta`` holds what JSON cannot.
+    """
+    return base._replace(**changes(options)) if options else base
+
+
+def changes(options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of `ResolvedOptions` that the given options set. Raises as `resolve`."""
+    fields: dict[str, Any] = {}
+    for name, value in options.items():
+        read = _READERS.get(name)
+        if read is None:
+            raise ConfigError(f"{name}: no such option; there are {', '.join(_READERS)}")
+        fields.update(read(value))
+    run_at, expires_at = options.get("run_at"), options.get("expires_at")
+    if run_at is not None and options.get("delay") is not None:
+        raise ConfigError("run_at and delay: give one of them")
+    if isinstance(run_at, datetime) and isinstance(expires_at, datetime) and expires_at <= run_at:
+        raise ConfigError(f"expires_at={expires_at}: the job would expire before its run_at={run_at}")
+    return fields
+
+
+def declared_changes(options: Mapping[str, object]) -> dict[str, Any]:
+    """Return what a declaration's options set. Raises as `resolve`, and for a moment in time."""
+    for name in ("run_at", "expires_at"):
+        if name in options:
+            raise ConfigError(f"{name}: belongs to one job's enqueue; a declaration holds for all of them")
+    return changes(options)
+
+
+def check_kind(kind: object) -> str:
+    """Return a bare kind's name as a plain string.
+
+    Raises:
+        ConfigError: it is no string of 1 to 128 bytes, or holds control characters.
+    """
+    if not isinstance(kind, str):
+        raise ConfigError(f"kind={_shown(kind)}: a JobType, a handler, or a string of 1 to {MAX_NAME_BYTES} bytes")
+    return _name("kind", kind)
+
+
+def unique_key(text: str) -> bytes:
+    """Return the 16 bytes that stand for a unique key.
+
+    The normal form, for other programs that make jobs: Unicode's NFC of the text, as UTF-8, its
+    SHA-256 cut to the first 16 bytes.
+    """
+    return hashlib.sha256(unicodedata.normalize("NFC", text).encode()).digest()[:16]
+
+
+def _name(option: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{option}={_shown(value)}: a string of 1 to {MAX_NAME_BYTES} bytes")
+    return _checked_name(option, str.__str__(value))
+
+
+@functools.lru_cache(maxsize=4096)
+def _checked_name(option: str, value: str) -> str:
+    _check_text(option, value, MAX_NAME_BYTES)
+    for character in value:
+        if unicodedata.category(character) == "Cc":
+            raise ConfigError(f"{option}={_shown(value)}: without control characters")
+    return value
+
+
+def _check_text(option: str, value: str, max_bytes: int | None = None) -> None:
+    shown = _shown(value)
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"{option}={shown}: a lone surrogate is no text") from None
+    if "\0" in value:
+        raise ConfigError(f"{option}={shown}: PostgreSQL cannot hold a NUL character")
+    if size == 0 or (max_bytes is not None and size > max_bytes):
+        limit = (
+            "at least 1 character" if max_bytes is None else f"1 to {max_bytes} bytes of UTF-8, not {size}"
+        )
+        raise ConfigError(f"{option}={shown}: {limit}")
+
+
+def _shown(value: object) -> str:
+    try:
+        shown = repr(value[:_MAX_SHOWN] if isinstance(value, str) else value)
+    except Exception:  # noqa: BLE001 - an object of the user's own, or an integer too long to show
+        return f"<{type(value).__name__}>"
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
+
+
+def _integer(option: str, value: object, allowed: range) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value not in allowed:
+        raise ConfigError(f"{option}={_shown(value)}: an integer from {allowed[0]:,} to {allowed[-1]:,}")
+    return int(value)
+
+
+def _wait(option: str, value: object) -> timedelta:
+    if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_WAIT:
+        raise ConfigError(f"{option}={_shown(value)}: a timedelta, 0 or more, at most 100 years")
+    return value
+
+
+def _moment(option: str, value: object) -> datetime:
+    if not isinstance(value, datetime):
+        raise ConfigError(f"{option}={_shown(value)}: a datetime with a time zone")
+    if value.utcoffset() is None:
+        raise ConfigError(f"{option}={_shown(value)}: naive; give it a time zone (tzinfo)")
+    return value
+
+
+def _read_queue(value: object) -> dict[str, Any]:
+    return {"queue": _name("queue", value)}
+
+
+def _read_priority(value: object) -> dict[str, Any]:
+    return {"priority": _integer("priority", value, PRIORITIES)}
+
+
+def _read_run_at(value: object) -> dict[str, Any]:
+    return {} if value is None else {"run_at": _moment("run_at", value), "delay_s": None}
+
+
+def _read_delay(value: object) -> dict[str, Any]:
+    # No delay is stored as none: the shorter statement serves a job that is ready at once.
+    delay_s = None if value is None else _wait("delay", value).total_seconds() or None
+    return {"delay_s": delay_s}
+
+
+def _read_max_attempts(value: object) -> dict[str, Any]:
+    return {"max_attempts": _integer("max_attempts", value, range(1, MAX_ATTEMPTS + 1))}
+
+
+def _read_timeout(value: object) -> dict[str, Any]:
+    if value is None:
+        return {"timeout_s": None}
+    if not _wait("timeout", value):
+        raise ConfigError(f"timeout={_shown(value)}: more than 0; None for no limit")
+    return {"timeout_s": cast("timedelta", value).total_seconds()}
+
+
+def _read_unique(value: object) -> dict[str, Any]:
+    if value is None:
+        return {"unique_key": None, "unique_name": None}
+    if not isinstance(value, str):
+        raise ConfigError(f"unique={_shown(value)}: a string, or None for none")
+    _check_text("unique", value)
+    name = unicodedata.normalize("NFC", value)
+    return {"unique_key": unique_key(value), "unique_name": name[:UNIQUE_NAME_LENGTH]}
+
+
+def _read_meta(value: object) -> dict[str, Any]:
+    if value is None:
+        return {"meta": None}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"meta={_shown(value)}: a mapping, or None for none")
+    meta = cast("Mapping[str, object]", value)
+    return {"meta": encode(meta, max_bytes=MAX_META_BYTES, root="meta") if meta else None}
+
+
+def _read_tags(value: object) -> dict[str, Any]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(f"tags={_shown(value)}: a sequence of strings, such as a list")
+    tags: list[str] = []
+    for tag in cast("Sequence[object]", value):
+        if not isinstance(tag, str):
+            raise ConfigError(f"tags: {_shown(tag)} is no string")
+        _check_text("tags", tag, MAX_TAG_BYTES)
+        tags.append(str.__str__(tag))
+    if len(tags) > MAX_TAGS:
+        raise ConfigError(f"tags: at most {MAX_TAGS}, not {len(tags)}")
+    return {"tags": array_literal(tags) if tags else None}
+
+
+def _read_expires_at(value: object) -> dict[str, Any]:
+    return {"expires_at": None if value is None else _moment("expires_at", value)}
+
+
+_READERS: Final[dict[str, Callable[[object], dict[str, Any]]]] = {
+    "queue": _read_queue,
+    "priority": _read_priority,
+    "run_at": _read_run_at,
+    "delay": _read_delay,
+    "max_attempts": _read_max_attempts,
+    "timeout": _read_timeout,
+    "unique": _read_unique,
+    "meta": _read_meta,
+    "tags": _read_tags,
+    "expires_at": _read_expires_at,
+}
