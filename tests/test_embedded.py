@@ -256,14 +256,22 @@ def test_a_forked_child_that_ends_leaves_the_server_running(spawn_python: SpawnP
 
 # -- as whom ---------------------------------------------------------------------------------------
 
+
+def namespaces_work() -> bool:
+    """Whether root may have user namespaces; in a container or a chroot often not."""
+    probe = [sys.executable, str(launch.__file__), "namespace", str(os.getpid()), "/bin/true"]
+    return AS_ROOT and subprocess.run(probe, check=False, capture_output=True).returncode == 0
+
+
 if AS_ROOT:
 
-    @pytest.mark.parametrize("way", ["namespace", "user"])
-    def test_root_runs_it_as_somebody_else(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    @pytest.mark.parametrize("way", ["namespace", "user"] if namespaces_work() else ["user"])
+    def test_root_runs_it_as_somebody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str) -> None:
         ways = [identity for identity in process._ways_out_of_root() if identity.mode.startswith(way)]
-        assert ways, "this system should have both"
+        assert len(ways) == 1
         monkeypatch.setattr(process, "_ways_out_of_root", lambda: ways)
-        with EmbeddedPostgres(settings=THROWAWAY_SETTINGS) as server:
+        assert tmp_path.parent.stat().st_mode & 0o077 == 0  # nobody else could get to it
+        with EmbeddedPostgres(tmp_path / "db", settings=THROWAWAY_SETTINGS) as server:
             make_mark(server.dsn())
             server.kill()
             server.start()
@@ -274,6 +282,9 @@ if AS_ROOT:
         monkeypatch.setattr(process, "_ways_out_of_root", lambda: ways)
         with pytest.raises(EmbeddedError, match="as an ordinary user"):
             EmbeddedPostgres()
+
+
+if namespaces_work():
 
     def test_who_is_root_outside_a_namespace_counts_as_ordinary_inside(tmp_path: Path) -> None:
         script = (
@@ -287,7 +298,8 @@ if AS_ROOT:
         )
         assert (done.stdout, done.stderr) == ("same\n", "")
 
-else:
+
+if not AS_ROOT:
 
     def test_an_ordinary_user_runs_it_as_himself(server: EmbeddedPostgres) -> None:
         assert server._cluster.identity == process.Identity("same")

@@ -7,7 +7,7 @@ deadlock, and the caller of an embedded server has threads more often than not.
 
 IDENTITY  ``same``           stay who we are
           ``namespace``      uid and gid 1000 in a user namespace of our own, where that is still root outside
-          ``user:UID:GID``   drop to that user
+          ``user:UID:GID``   drop to that user, keeping root's way through folders and files
 PARENT    a pid              end when that process ends (Linux; elsewhere the parent has to see to it)
           ``detached``       outlive everybody
 
@@ -24,9 +24,15 @@ from typing import NoReturn
 
 CLONE_NEWUSER = 0x10000000
 PR_SET_PDEATHSIG = 1
+PR_SET_SECUREBITS = 28
+SECBIT_NO_SETUID_FIXUP = 1 << 2
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_RAISE = 2
+CAP_DAC_OVERRIDE = 1
+CAPABILITY_VERSION_3 = 0x20080522
 
 
-def _call(name: str, *arguments: int) -> None:
+def _call(name: str, *arguments: object) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if getattr(libc, name)(*arguments) != 0:
         code = ctypes.get_errno()
@@ -53,7 +59,27 @@ def become(identity: str) -> None:
         _, uid, gid = identity.split(":")
         os.setgroups([])
         os.setgid(int(gid))
-        os.setuid(int(uid))
+        drop_to(int(uid))
+
+
+def drop_to(uid: int) -> None:
+    """Become another user who keeps, across exec, one capability: to pass by file permissions.
+
+    The programs and the data are often under a home folder that only root may enter. Where even
+    root lacks the rights to arrange this, the user goes without, and file permissions decide.
+    """
+    only = 1 << CAP_DAC_OVERRIDE
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    effective_permitted_inheritable = (ctypes.c_uint32 * 6)(only, only, only, 0, 0, 0)
+    try:
+        # without these bits setuid takes the capabilities away, and access(2) does not heed them
+        _call("prctl", PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
+    except (OSError, AttributeError):  # AttributeError: this system knows neither
+        os.setuid(uid)
+        return
+    os.setuid(uid)
+    _call("capset", header, effective_permitted_inheritable)
+    _call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_OVERRIDE, 0, 0)
 
 
 def tie_to(parent: str) -> None:
