@@ -43,7 +43,7 @@ class TemporaryFolder:
 
     def remove(self) -> None:
         """Remove the folder and all that is in it; harmless when done twice."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)  # what a dying server adds meanwhile, a sweeper finds
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
