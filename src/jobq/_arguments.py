@@ -97,7 +97,9 @@ def describe_type(args_type: object) -> str:
     """Name a type as a message should."""
     if args_type in (None, type(None)):
         return "None"
-    return args_type.__qualname__ if type(args_type) is type else str(args_type)
+    if isinstance(args_type, type) and typing.get_origin(args_type) is None:
+        return args_type.__qualname__
+    return str(args_type)
 
 
 def _instance_type(args_type: object) -> type | tuple[type, ...] | None:

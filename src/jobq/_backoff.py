@@ -64,7 +64,9 @@ class PolynomialBackoff:
     rng: Callable[[], float] = field(default=random.random, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check(self, self.base, self.cap, self.jitter)
+        _check_wait(self, "base", self.base, timedelta.resolution)
+        _check_wait(self, "cap", self.cap, self.base)
+        _check_jitter(self, self.jitter)
         if not (math.isfinite(self.power) and self.power >= 0):
             raise ConfigError(f"power={self.power!r}: a finite number, 0 or more")
 
@@ -94,7 +96,9 @@ class ExponentialBackoff:
     rng: Callable[[], float] = field(default=random.random, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check(self, self.base, self.cap, self.jitter)
+        _check_wait(self, "base", self.base, timedelta.resolution)
+        _check_wait(self, "cap", self.cap, self.base)
+        _check_jitter(self, self.jitter)
         if not (math.isfinite(self.factor) and self.factor >= 1):
             raise ConfigError(f"factor={self.factor!r}: a finite number, 1 or more")
 
@@ -121,8 +125,8 @@ class ConstantBackoff:
     rng: Callable[[], float] = field(default=random.random, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.delay:
-            _check(self, self.delay, self.delay, self.jitter)
+        _check_wait(self, "delay", self.delay, timedelta(0))
+        _check_jitter(self, self.jitter)
 
     def __call__(self, failures: int, /) -> timedelta:
         return _wait(lambda _: 1.0, failures, self.delay, self.delay, self.jitter, self.rng)
@@ -159,14 +163,16 @@ def _checked(delay: object) -> timedelta:
     return min(delay, MAX_WAIT)
 
 
-def _check(policy: object, base: object, cap: object, jitter: float) -> None:
-    name = type(policy).__name__
-    if not isinstance(base, timedelta) or not timedelta(0) < base <= MAX_WAIT:
-        raise ConfigError(f"{name}: a wait of {base!r}; it is a timedelta of more than 0, at most 100 years")
-    if not isinstance(cap, timedelta) or not base <= cap <= MAX_WAIT:
-        raise ConfigError(f"{name}: cap={cap!r}; it is a timedelta from the first wait to 100 years")
+def _check_wait(policy: object, name: str, value: object, at_least: timedelta) -> None:
+    if not isinstance(value, timedelta) or not at_least <= value <= MAX_WAIT:
+        raise ConfigError(
+            f"{type(policy).__name__}: {name}={value!r}: a timedelta from {at_least} to 100 years"
+        )
+
+
+def _check_jitter(policy: object, jitter: float) -> None:
     if not 0 <= jitter < 1:
-        raise ConfigError(f"{name}: jitter={jitter!r}; it is a share from 0 to below 1")
+        raise ConfigError(f"{type(policy).__name__}: jitter={jitter!r}: a share from 0 to below 1")
 
 
 def _wait(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, Type
 
 from jobq._arguments import describe_type
 from jobq._errors import ConfigError, DuplicateKind
-from jobq._jobtype import JobType
+from jobq._jobtype import JobType, check_aliases
 from jobq._json import encode
 from jobq._limits import MAX_RESULT_BYTES
 from jobq._signature import Mode, RunIn, UnresolvedAnnotation, args_type_of, mode_of, name_of
@@ -61,7 +61,7 @@ class Handler(JobType[A], Generic[A, R]):
         super().__init__(
             job_type.kind,
             cast("type[A]", job_type.args_type),
-            aliases=(*job_type.aliases, *aliases),
+            aliases=(*job_type.aliases, *check_aliases(job_type.kind, aliases)),
             upgrade=upgrade or job_type.upgrade,
             backoff=backoff or job_type.policy,
             **job_type.options,

@@ -97,7 +97,7 @@ class JobType(Generic[A]):
     ) -> None:
         self.kind: Final = check_kind(kind)
         self.args_type: Final = args_type
-        self.aliases: Final = _check_aliases(self.kind, aliases)
+        self.aliases: Final = check_aliases(self.kind, aliases)
         self.upgrade: Final = _check_callable("upgrade", upgrade)
         self.policy: Final = _check_callable("backoff", backoff)
         self.backoff: Final = guarded(backoff or DEFAULT_BACKOFF)
@@ -144,8 +144,11 @@ class JobType(Generic[A]):
         return f"{type(self).__name__}({self.kind!r}, {describe_type(self.args_type)})"
 
 
-class NewJob(Generic[A]):
+class NewJob:
     """One job to be made: the item of ``enqueue_many``. Read-only.
+
+    Its arguments are checked against its kind where it is made. It has no type parameter, for a
+    checker would take ``Any`` for it from the list that it stands in, and check nothing.
 
     Args:
         kind: its kind; a bare string is the untyped way.
@@ -161,7 +164,7 @@ class NewJob(Generic[A]):
     @overload
     def __init__(self, kind: JobType[A], args: A, **options: Unpack[JobOptions]) -> None: ...
     @overload
-    def __init__(self: NewJob[Any], kind: str, args: object, **options: Unpack[JobOptions]) -> None: ...
+    def __init__(self, kind: str, args: object, **options: Unpack[JobOptions]) -> None: ...
     def __init__(self, kind: JobType[Any] | str, args: object, **options: Unpack[JobOptions]) -> None:
         self.kind: Final = kind
         self.args: Final = args
@@ -201,7 +204,7 @@ def prepare(
 
 
 def prepare_many(
-    jobs: Iterable[NewJob[Any]], defaults: ResolvedOptions, max_bytes: int = MAX_ARGUMENTS_BYTES
+    jobs: Iterable[NewJob], defaults: ResolvedOptions, max_bytes: int = MAX_ARGUMENTS_BYTES
 ) -> list[tuple[str, str, ResolvedOptions]]:
     """Return what `prepare` does for each of many jobs; errors name the item that they are about."""
     prepared: list[tuple[str, str, ResolvedOptions]] = []
@@ -217,7 +220,13 @@ def prepare_many(
     return prepared
 
 
-def _check_aliases(kind: str, aliases: Sequence[str]) -> tuple[str, ...]:
+def check_aliases(kind: str, aliases: Sequence[str]) -> tuple[str, ...]:
+    """Return aliases as they are kept.
+
+    Raises:
+        ConfigError: they are no sequence of names.
+        DuplicateKind: they repeat one another, or the kind.
+    """
     if isinstance(aliases, str):
         raise ConfigError(f"aliases={aliases!r}: a sequence of kinds, such as a list")
     checked = tuple(check_kind(alias) for alias in aliases)

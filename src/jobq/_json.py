@@ -82,6 +82,8 @@ _write: Final = _make_writer()
 # What a key that was no string, or looks like one that was none, is written as.
 _ODD_KEY: Final = re.compile(r'"(?:true|false|null|-?[0-9][0-9.e+-]*)":').search
 
+_UNFIT_KEYS: Final[tuple[type, ...]] = (bool, float, tuple)
+
 
 def _size(text: str) -> int:
     """Count the bytes of UTF-8; 0 when there is no such form (a lone surrogate)."""
@@ -204,15 +206,16 @@ class _Walk:
         return result
 
     def _key(self, key: object) -> str:
+        key_type = type(key).__name__
         if isinstance(key, str):
             return self._text(key)
         if isinstance(key, int) and not isinstance(key, bool):
             return int.__repr__(self._integer(key))
-        if key is not None and not isinstance(key, bool | float):
+        if key is not None and not isinstance(key, _UNFIT_KEYS):
             plainer = self._converted(key)
             if isinstance(plainer, str | int):
                 return self._key(plainer)
-        raise self.refusal(f"a key of type {type(key).__name__}; keys are strings, integers, UUIDs or Enums")
+        raise self.refusal(f"a key of type {key_type}; keys are strings, integers, UUIDs or Enums")
 
     def _array(self, value: list[object]) -> object:
         self._descend()

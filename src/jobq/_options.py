@@ -133,7 +133,9 @@ def check_kind(kind: object) -> str:
         ConfigError: it is no string of 1 to 128 bytes, or holds control characters.
     """
     if not isinstance(kind, str):
-        raise ConfigError(f"kind={_shown(kind)}: a JobType, a handler, or a string of 1 to {MAX_NAME_BYTES} bytes")
+        raise ConfigError(
+            f"kind={_shown(kind)}: a JobType, a handler, or a string of 1 to {MAX_NAME_BYTES} bytes"
+        )
     return _name("kind", kind)
 
 

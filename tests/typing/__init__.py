@@ -1,0 +1,1 @@
+"""Files for the type checkers, see `test_typing.py`."""
