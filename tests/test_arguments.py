@@ -454,7 +454,7 @@ class TestWhatIsRefused:
 
     def test_deep_nesting_on_a_nearly_full_stack_is_refused_and_not_a_crash(self) -> None:
         def at_depth(frames: int) -> ArgumentsEncodeError:
-            return refusal(nested(MAX_DEPTH)) if frames == 0 else at_depth(frames - 1)
+            return refusal({1: nested(MAX_DEPTH - 1)}) if frames == 0 else at_depth(frames - 1)
 
         used = len(__import__("inspect").stack(0))
         error = at_depth(sys.getrecursionlimit() - used - 100)
