@@ -1,0 +1,255 @@
+"""A scratch server, pinned with what is measured on it, and fresh databases in it."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+
+import jobq
+from bench.hands import Hand, hired
+from bench.meter import Meter, Reading, cpu_between, filesystem_of
+from bench.result import Cost
+from jobq.embedded import Databases, EmbeddedPostgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+T = TypeVar("T")
+
+# What differs from PostgreSQL's own defaults, and why: memory so that the figures are not those of
+# a cold cache, WAL so that no checkpoint falls into one run and not into its yardstick's.
+SERVER_SETTINGS: Final[Mapping[str, str]] = {
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "shared_buffers": "512MB",
+    "max_wal_size": "8GB",
+    "checkpoint_timeout": "30min",
+}
+_STATED: Final = (*SERVER_SETTINGS, "full_page_writes", "wal_level", "autovacuum", "server_version")
+_TEMPLATE: Final = "bench_template"
+_IN_MEMORY: Final = {"tmpfs", "ramfs"}
+
+
+class Pin(enum.StrEnum):
+    """Which cores the server and everything measured share."""
+
+    ONE = "one"
+    TWO = "two"
+    NONE = "none"
+
+
+class Size(enum.StrEnum):
+    """How much of it to run: all, under 30 s a bench, or just enough to see that it works."""
+
+    FULL = "full"
+    QUICK = "quick"
+    TINY = "tiny"
+
+
+class BenchError(Exception):
+    """A bench cannot run here, or what it ran did not do its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What happened between two readings of the server.
+
+    Attributes:
+        seconds: how long it was.
+        server_cpu_s, wal_bytes: what the server spent in it.
+        client_cpu_s: what the measured processes spent in it.
+    """
+
+    seconds: float
+    server_cpu_s: float | None
+    client_cpu_s: float | None
+    wal_bytes: int | None
+
+    @classmethod
+    def between(cls, before: Reading, after: Reading, client_cpu_s: float | None = None) -> Window:
+        """Return the window between two readings."""
+        server_cpu_s = cpu_between(before.server_cpu_s, after.server_cpu_s)
+        seconds = after.at_s - before.at_s
+        return cls(seconds, server_cpu_s, client_cpu_s, after.wal_bytes - before.wal_bytes)
+
+    def cost(self, jobs: int) -> Cost:
+        """Return what each of so many jobs cost."""
+        return Cost(
+            None if self.server_cpu_s is None else self.server_cpu_s / jobs * 1e6,
+            None if self.client_cpu_s is None else self.client_cpu_s / jobs * 1e6,
+            None if self.wal_bytes is None else self.wal_bytes / jobs,
+        )
+
+    def busy_share(self) -> float | None:
+        """Return CPU time used to time passed; on one core, what lacks to 1 was waited or others'."""
+        if self.server_cpu_s is None or self.client_cpu_s is None:
+            return None
+        return (self.server_cpu_s + self.client_cpu_s) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A fresh, migrated database."""
+
+    name: str
+    dsn: str
+
+    def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """Open a connection in autocommit; the caller closes it."""
+        return psycopg.connect(self.dsn, autocommit=True)
+
+
+class Lab:
+    """Everything a bench needs; made by `open_lab`.
+
+    Attributes:
+        pin: as asked for; ``cores`` are those it means here, ``None`` for all.
+        size: how much to run.
+        meter: reads the server.
+    """
+
+    def __init__(self, server: EmbeddedPostgres, meter: Meter, pin: Pin, size: Size) -> None:
+        self.pin: Final = pin
+        self.cores: Final = cores_of(pin)
+        self.size: Final = size
+        self.meter: Final = meter
+        self._server = server
+        self._databases = Databases(server.dsn())
+        self._databases.create(_TEMPLATE)
+        jobq.migrate(server.dsn(_TEMPLATE))
+        self._stated = self._read_settings()
+
+    def close(self) -> None:
+        """Let go of the server."""
+        self._databases.close()
+
+    def pick(self, *, full: T, quick: T, tiny: T) -> T:
+        """Return what fits the size asked for."""
+        return {Size.FULL: full, Size.QUICK: quick, Size.TINY: tiny}[self.size]
+
+    @contextlib.contextmanager
+    def database(self) -> Iterator[Database]:
+        """Make a migrated database, and drop it with whoever is still connected."""
+        name = self._databases.create(template=_TEMPLATE)
+        try:
+            yield Database(name, self._server.dsn(name))
+        finally:
+            self._databases.drop(name)
+
+    @contextlib.contextmanager
+    def hands(self, count: int) -> Iterator[list[Hand]]:
+        """Start processes to measure, pinned with the server."""
+        with hired(count, self.cores) as hands:
+            yield hands
+
+    def settings(self, **more: object) -> dict[str, object]:
+        """Return everything that a figure depends on, with what a bench adds."""
+        return {**self._stated, **more}
+
+    def _read_settings(self) -> dict[str, object]:
+        with psycopg.connect(self._server.dsn()) as connection:
+            rows = connection.execute(
+                "select name, current_setting(name) from pg_settings where name = any(%s)", [list(_STATED)]
+            ).fetchall()
+        stated: dict[str, object] = dict(sorted(rows))
+        for name in ("fsync", "synchronous_commit"):
+            if stated[name] != "on":
+                raise BenchError(f"{name} is {stated[name]}: no figure without it counts")
+        return stated | {
+            "jobq": jobq.__version__,
+            "python": platform.python_version(),
+            "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
+            "event_loop": "uvloop" if has_uvloop() else "asyncio",
+            "pin": str(self.pin),
+            "cores": len(self.cores) if self.cores else os.cpu_count(),
+            "transport": "unix socket",
+            "filesystem": filesystem_of(self._server.data_dir),
+            "size": str(self.size),
+        }
+
+
+def has_uvloop() -> bool:
+    """Whether uvloop is installed; then workers are measured on it."""
+    try:
+        import uvloop  # noqa: F401, PLC0415 - optional: its absence is a setting that is stated
+    except ImportError:
+        return False
+    return True
+
+
+def cores_of(pin: Pin) -> list[int] | None:
+    """Return the cores that a pin means here.
+
+    Raises:
+        BenchError: there are not as many, or this system cannot pin.
+    """
+    if pin is Pin.NONE:
+        return None
+    if sys.platform != "linux":
+        raise BenchError(f"pin={pin}: only Linux pins processes to cores; use none")
+    wanted = 1 if pin is Pin.ONE else 2
+    cores = sorted(os.sched_getaffinity(0))[:wanted]
+    if len(cores) < wanted:
+        raise BenchError(f"pin={pin}: this process may use {len(cores)} core(s)")
+    return cores
+
+
+@contextlib.contextmanager
+def open_lab(pin: Pin, size: Size, bin_dir: Path | None = None) -> Iterator[Lab]:
+    """Start a server for a bench, pinned; stop and remove it at the end.
+
+    Args:
+        pin: which cores.
+        size: how much to run.
+        bin_dir: PostgreSQL's programs; ``None`` for those that `EmbeddedPostgres` finds.
+
+    Raises:
+        BenchError: there are not enough cores.
+        jobq.embedded.EmbeddedError: no server can be run here.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(_folder_on_disk())
+        server = EmbeddedPostgres(folder, bin_dir, SERVER_SETTINGS)
+        stack.callback(server.close)
+        with _pinned(cores_of(pin)):
+            server.start()  # all its processes descend from the one that inherits the pin
+        assert server.pid is not None
+        meter = stack.enter_context(Meter(server.dsn(), server.pid))
+        lab = Lab(server, meter, pin, size)
+        stack.callback(lab.close)
+        yield lab
+
+
+@contextlib.contextmanager
+def _folder_on_disk() -> Iterator[Path]:
+    """Make a temporary folder where fsync means something, if there is such a place."""
+    places = [Path(tempfile.gettempdir()), Path("/var/tmp")]
+    on_disk = [place for place in places if place.is_dir() and filesystem_of(place) not in _IN_MEMORY]
+    folder = Path(tempfile.mkdtemp(prefix="jobq-bench-", dir=(on_disk or places)[0]))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _pinned(cores: list[int] | None) -> Iterator[None]:
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,42 @@
+"""Which benches there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from bench import bulk, drain, horizon, pickup, punctual, single
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from bench.lab import Lab
+    from bench.result import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One bench.
+
+    Attributes:
+        name: what it is asked for by.
+        summary: what it measures, in a line.
+        run: yields its results, in the order of their cases.
+    """
+
+    name: str
+    summary: str
+    run: Callable[[Lab], Iterator[Result]]
+
+
+BENCHES: Final = {
+    bench.name: bench
+    for bench in (
+        Bench("bulk", "enqueue_many in calls of 1,000, beside the payload rows alone", bulk.run),
+        Bench("single", "one enqueue at a time, beside a bare INSERT of the payload row", single.run),
+        Bench("drain", "a worker on a full queue, beside the bare loop", drain.run),
+        Bench("pickup", "from commit to the handler's start, on an idle worker", pickup.run),
+        Bench("punctual", "how late scheduled jobs start", punctual.run),
+        Bench("horizon", "a job's cost under a pinned vacuum horizon, later beside earlier", horizon.run),
+    )
+}

@@ -1,0 +1,225 @@
+"""The jobs that the benches enqueue, and the workers that run them, for a hand to run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import jobq
+from bench import hands
+from bench.meter import cpu_between
+from bench.meter import server_cpu_s as read_server_cpu_s
+from bench.payload import KIND
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+
+    import psycopg
+
+T = TypeVar("T")
+
+BULK_CALL: Final = 1_000  # jobs in one call of enqueue_many
+DEFAULT_SLOTS: Final = jobq.WorkerConfig().queues["default"]
+WORKER_IS_THERE: Final = "select from jobq.worker where ended_at is null"
+_LAST_JOBS: Final = 500  # of a drain: when these are recorded, all are
+_POLL_S: Final = 0.002
+_TIMEOUT_S: Final = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class EmailArgs:
+    """About 60 bytes as JSON."""
+
+    to: str
+    subject: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeArgs:
+    """Arguments of a job whose start is timed: which one it is."""
+
+    number: int
+
+
+EMAIL: Final = jobq.JobType(KIND, EmailArgs)
+PROBE: Final = jobq.JobType("probe", ProbeArgs)
+EMAIL_ARGS: Final = EmailArgs("user12345@example.com", "hello hello hello 12")
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReply:
+    """What a drain took: seconds, and the CPU seconds of the server and of the hand."""
+
+    seconds: float
+    server_cpu_s: float | None
+    client_cpu_s: float
+
+    @classmethod
+    def since(
+        cls, server_cpu_s: float | None, client_cpu_s: float, seconds: float, postmaster_pid: int
+    ) -> Self:
+        """Return it, from the counters at its beginning."""
+        server_s = cpu_between(server_cpu_s, read_server_cpu_s(postmaster_pid))
+        return cls(seconds, server_s, time.process_time() - client_cpu_s)
+
+
+def fill(client: jobq.Client, jobs: int) -> None:
+    """Enqueue so many jobs, in bulk."""
+    for begin in range(0, jobs, BULK_CALL):
+        count = min(BULK_CALL, jobs - begin)
+        client.enqueue_many([jobq.NewJob(EMAIL, EMAIL_ARGS) for _ in range(count)])
+
+
+def run_async(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on uvloop where that is installed, else on asyncio's own loop."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: PLC0415 - optional
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)
+
+
+@contextlib.asynccontextmanager
+async def working(dsn: str, jobs: jobq.Jobs, slots: int) -> AsyncIterator[jobq.AsyncClient]:
+    """Run a worker with its defaults while the block runs; then stop it and wait for its end."""
+    async with jobq.AsyncClient(dsn) as client:
+        worker = jobq.Worker(client, jobs, jobq.WorkerConfig(queues={"default": slots}))
+        running = asyncio.create_task(worker.run(handle_signals=False))
+        try:
+            yield client
+        finally:
+            await worker.stop()
+            await running
+
+
+def drain(dsn: str, jobs: int, postmaster_pid: int, slots: int) -> DrainReply:
+    """Work off so many jobs, which are there already, with a worker. For a hand.
+
+    Measured from the first handler's start (a worker's own start is not what is asked) until the
+    last outcome stands in the database.
+    """
+    return run_async(_drain(dsn, jobs, postmaster_pid, slots))
+
+
+async def _drain(dsn: str, total: int, postmaster_pid: int, slots: int) -> DrainReply:
+    registry = jobq.Jobs()
+    last: deque[int] = deque(maxlen=_LAST_JOBS)
+    all_ran = asyncio.Event()
+    seen = 0
+    start: tuple[float | None, float, float] = (None, 0.0, 0.0)
+
+    @registry.handler(EMAIL)
+    async def send(job: jobq.Job, args: EmailArgs) -> None:  # noqa: ARG001 - what a handler must be
+        nonlocal seen, start
+        if not seen:
+            start = read_server_cpu_s(postmaster_pid), time.process_time(), time.perf_counter()
+        seen += 1
+        last.append(job.id)
+        if seen >= total:
+            all_ran.set()
+
+    async with asyncio.timeout(_TIMEOUT_S), working(dsn, registry, slots) as client:
+        async with client.pool.connection() as watch:
+            await all_ran.wait()
+            # what it waits for happens in the database
+            while await _unrecorded(watch, list(last)):  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S)
+        seconds = time.perf_counter() - start[2]
+        return DrainReply.since(start[0], start[1], seconds, postmaster_pid)
+
+
+async def _unrecorded(connection: Any, ids: list[int]) -> int:
+    """Return how many of these jobs have no outcome yet: by key, since a count would cost the run."""
+    cursor = await connection.execute("select count(*) from jobq.finished where job_id = any(%s)", [ids])
+    row = await cursor.fetchone()
+    await connection.commit()
+    return len(ids) - int(row[0])
+
+
+def follow(dsn: str, jobs: int, slots: int) -> None:
+    """Run so many jobs as they come, reporting progress. For a hand."""
+
+    async def main() -> None:
+        registry = jobq.Jobs()
+        progress = hands.progress
+        all_ran = asyncio.Event()
+
+        @registry.handler(EMAIL)
+        async def send(job: jobq.Job, args: EmailArgs) -> None:  # noqa: ARG001
+            progress.value += 1
+            if progress.value >= jobs:
+                all_ran.set()
+
+        async with asyncio.timeout(_TIMEOUT_S), working(dsn, registry, slots):
+            await all_ran.wait()
+
+    run_async(main())
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """When a probe's handler started, by the monotonic clock and by the system's."""
+
+    number: int
+    monotonic_s: float
+    system_s: float
+
+
+def time_starts(dsn: str, probes: int, timers_s: Sequence[float] = ()) -> tuple[list[Start], list[float]]:
+    """Run so many probes as they come. For a hand.
+
+    Args:
+        dsn: the database.
+        probes: how many.
+        timers_s: seconds from now on at which to note how late a timer of the loop fires.
+
+    Returns:
+        The starts in their order, and how many seconds late each timer was.
+    """
+    return run_async(_time_starts(dsn, probes, timers_s))
+
+
+async def _time_starts(dsn: str, probes: int, timers_s: Sequence[float]) -> tuple[list[Start], list[float]]:
+    registry = jobq.Jobs()
+    starts: list[Start] = []
+    late_s: list[float] = []
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def check() -> None:
+        if len(starts) >= probes and len(late_s) >= len(timers_s):
+            done.set()
+
+    def fire(due_s: float) -> None:
+        late_s.append(loop.time() - due_s)
+        check()
+
+    @registry.handler(PROBE)
+    async def probe(job: jobq.Job, args: ProbeArgs) -> None:  # noqa: ARG001
+        starts.append(Start(args.number, time.monotonic(), time.time()))
+        check()
+
+    async with asyncio.timeout(_TIMEOUT_S), working(dsn, registry, DEFAULT_SLOTS):
+        for after_s in timers_s:
+            loop.call_at(loop.time() + after_s, fire, loop.time() + after_s)
+        await done.wait()
+    return starts, late_s
+
+
+def await_one_row(connection: psycopg.Connection[Any], sql: str, timeout_s: float) -> None:
+    """Poll until a query returns a row.
+
+    Raises:
+        TimeoutError: it did not in time.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while connection.execute(sql).fetchone() is None:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"no row within {timeout_s:g} s from: {sql}")
+        time.sleep(_POLL_S)
