@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jobq._enqueue import NOTIFY, enqueue_sql
-from jobq._operation import Call, Operation, in_schema
+from jobq._operation import Call, Operation, Row, in_schema
+from jobq._types import AttemptError, Job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,6 +118,26 @@ select u.job_id, u.attempt, u.queue, u.worker_id, u.crashes + 1 >= $3::int4, (se
 from u left join {{schema}}.job j on j.id = u.job_id
 """
 
+NEXT_ORPHAN: Final = """
+select job_id from {schema}.running r
+where not exists (select from {schema}.worker w where w.id = r.worker_id and w.ended_at is null)
+  and job_id <> all ($1::int8[])
+order by ctid limit 1
+"""
+
+# What an `on_discard` callback is told: the job as it was enqueued, and its last error.
+DISCARDED: Final = """
+select j.id, j.kind, f.queue, f.priority, f.attempt, f.failures, f.crashes, j.max_attempts, j.timeout_s,
+       coalesce(f.worker_id, 0), date_part('epoch', j.created_at), j.meta::text, j.tags, f.reason, f.finished_at,
+       e.attempt, e.outcome, e.type, e.message, e.traceback, e.worker, e.started_at, e.ended_at, e.omitted
+from unnest($1::int8[]) o(id)
+join {schema}.job j on j.id = o.id
+join {schema}.finished f on f.job_id = o.id and f.state = 'discarded'
+left join lateral (
+    select * from {schema}.attempt_error a where a.job_id = o.id order by a.attempt desc limit 1
+) e on true
+"""
+
 
 class Promoted(NamedTuple):
     """What one promotion did.
@@ -195,3 +216,23 @@ def rescue(schema: str, crash_limit: int, limit: int, leave: Sequence[int] = ())
     """Take back up to ``limit`` jobs whose worker has no lease, but those in ``leave``."""
     rows = yield Call(enqueue_sql(RESCUE, schema), (list(leave), limit, crash_limit))
     return [Rescued(*row[:5], kind=row[6]) for row in rows]
+
+
+def next_orphan(schema: str, leave: Sequence[int]) -> Operation[int | None]:
+    """Return the job that a rescue of one would take next, if any."""
+    rows = yield Call(in_schema(NEXT_ORPHAN, schema), (list(leave),))
+    return rows[0][0] if rows else None
+
+
+def discarded(schema: str, ids: Sequence[int]) -> Operation[list[tuple[Job, AttemptError]]]:
+    """Return discarded jobs with what ended them, those that are still there."""
+    rows = yield Call(in_schema(DISCARDED, schema), (list(ids),))
+    return [(Job(*row[:13]), _last_error(row)) for row in rows]
+
+
+def _last_error(row: Row) -> AttemptError:
+    if row[15] is not None:
+        return AttemptError(*row[15:])
+    # It was never started, so no attempt failed; the reason says what happened.
+    attempt, reason, finished_at = row[4], row[13], row[14]
+    return AttemptError(attempt, "permanent", "jobq.NotStarted", reason or "", "", "", None, finished_at, 0)

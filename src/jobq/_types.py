@@ -205,5 +205,23 @@ class Job:
             self._cancelled = threading.Event()
         return self._cancelled
 
+    def fields(self) -> tuple[Any, ...]:
+        """Return what the constructor takes, to make the same job in another process."""
+        return (
+            self.id,
+            self.kind,
+            self.queue,
+            self.priority,
+            self.attempt,
+            self.failures,
+            self.crashes,
+            self.max_attempts,
+            self.timeout_s,
+            self.worker_id,
+            self._created,
+            self._meta,
+            self._tags,
+        )
+
     def __repr__(self) -> str:
         return f"Job(id={self.id}, kind={self.kind!r}, queue={self.queue!r}, attempt={self.attempt})"

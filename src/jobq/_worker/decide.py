@@ -1,0 +1,114 @@
+"""What becomes of a job whose handler did not return: pure decisions, no I/O.
+
+A failure counts against `max_attempts`; a snooze, a hand-back and a crash do not. Texts are bounded
+and made storable here, so that whatever a handler raises, its record fits and hurts no other.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Final
+
+from jobq._errors import ArgumentsDecodeError, Cancel, Permanent, Retry, Snooze
+from jobq._limits import MAX_WAIT
+from jobq._outcomes import Failure, Settlement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from jobq._types import Job
+
+MESSAGE_LIMIT: Final = 10_000  # characters of an error's message that are kept
+TRACEBACK_LIMIT: Final = 20_000  # characters of a traceback that are kept, from both of its ends
+REASON_LIMIT: Final = 500
+UNKNOWN_KIND_DELAY_S: Final = 10.0
+TIME_LIMIT_TYPE: Final = "jobq.TimeLimit"
+
+
+def on_exception(job: Job, error: BaseException, backoff: Callable[[int], timedelta]) -> Settlement:
+    """Decide what an exception that left a handler means for its job.
+
+    Args:
+        job: the attempt.
+        error: what was raised: a signal, or anything else.
+        backoff: from the number of failures so far, this one included, to the wait.
+    """
+    if isinstance(error, Snooze):
+        return Settlement(job.id, job.attempt, "scheduled", "snooze", delay_s=_seconds(error.delay))
+    if isinstance(error, Cancel):
+        return Settlement(job.id, job.attempt, "cancelled", storable(error.reason, REASON_LIMIT))
+    if isinstance(error, Permanent):
+        failure = describe(error, "permanent")
+        return Settlement(
+            job.id, job.attempt, "discarded", _brief(failure.message), failed=True, failure=failure
+        )
+    outcome = "undecodable" if isinstance(error, ArgumentsDecodeError) else "failed"
+    after = error.after if isinstance(error, Retry) else None
+    return on_failure(job, describe(error, outcome), backoff, after)
+
+
+def on_timeout(job: Job, backoff: Callable[[int], timedelta], frames: str = "") -> Settlement:
+    """Decide what an overrun of the time limit means; ``frames`` is where the handler stood."""
+    message = f"took longer than its time limit of {job.timeout_s:g} s"
+    return on_failure(
+        job, Failure("timeout", TIME_LIMIT_TYPE, message, storable(frames, TRACEBACK_LIMIT)), backoff
+    )
+
+
+def on_failure(
+    job: Job, failure: Failure, backoff: Callable[[int], timedelta], after: timedelta | None = None
+) -> Settlement:
+    """Retry after ``after`` or the backoff, or discard when this failure was the last one allowed."""
+    failures = job.failures + 1
+    if failures >= job.max_attempts:
+        reason = f"failed {failures} of {job.max_attempts} times: {failure.message}"
+        return Settlement(job.id, job.attempt, "discarded", _brief(reason), failed=True, failure=failure)
+    delay_s = _seconds(after if after is not None else backoff(failures))
+    return Settlement(job.id, job.attempt, "scheduled", "retry", delay_s, failed=True, failure=failure)
+
+
+def hand_back(job_id: int, attempt: int) -> Settlement:
+    """Give a job back as it was: no retry used."""
+    return Settlement(job_id, attempt, "ready")
+
+
+def describe(error: BaseException, outcome: str) -> Failure:
+    """Describe an exception for the job's history, whatever its ``__str__`` does."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        message = str(error)
+    except BaseException as broken:  # noqa: BLE001 - the user's __str__ may raise anything at all
+        message = f"<its __str__ raised {type(broken).__name__}>"
+    try:
+        # Ours is the outermost frame; what a reader wants begins below it.
+        lines = traceback.format_exception(kind, error, error.__traceback__)
+    except BaseException as broken:  # noqa: BLE001 - it calls __str__ of each exception in the chain
+        lines = [f"<formatting the traceback raised {type(broken).__name__}>"]
+    return Failure(
+        outcome, storable(name, REASON_LIMIT), storable(message, MESSAGE_LIMIT), _middle_cut("".join(lines))
+    )
+
+
+def storable(text: str, limit: int) -> str:
+    """Cut a text and escape what PostgreSQL's text type cannot hold: NUL and lone surrogates."""
+    if len(text) > limit:
+        text = f"{text[:limit]}… ({len(text) - limit} more characters)"
+    return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
+
+
+def _seconds(wait: timedelta) -> float:
+    """Return a wait in seconds, within what a timestamp can still be moved by."""
+    return min(wait, MAX_WAIT).total_seconds()
+
+
+def _middle_cut(text: str) -> str:
+    if len(text) > TRACEBACK_LIMIT:
+        half = TRACEBACK_LIMIT // 2
+        text = f"{text[:half]}\n… ({len(text) - 2 * half} characters left out) …\n{text[-half:]}"
+    return storable(text, len(text))
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= REASON_LIMIT else text[: REASON_LIMIT - 1] + "…"

@@ -1,0 +1,271 @@
+"""The executor: runs handlers, one task, thread or process a job, and decides what came of each.
+
+On the hot path a job costs one task and a few attribute writes; time limits are watched by one
+tick for all instead of a timer each (a timer a job costs more than everything else together).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Any, Final
+
+from jobq._errors import ArgumentsDecodeError, ArgumentsEncodeError
+from jobq._outcomes import Settlement
+from jobq._worker.completer import Completion
+from jobq._worker.decide import hand_back, on_exception, on_timeout
+from jobq._worker.execution import Execution, StopReason
+from jobq._worker.processes import ProcessKilled, ProcessRunner
+from jobq._worker.threads import ThreadRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from jobq._worker.config import WorkerConfig
+    from jobq._worker.lease import Lease
+    from jobq._worker.lines import Line
+    from jobq._worker.stats import Counters
+
+logger = logging.getLogger("jobq.worker")
+
+_AFTER_EXIT_S: Final = 10.0  # by then a process that is about to end has ended
+TICK_S: Final = 0.1  # how exact time limits are
+
+
+class Executor:
+    """Runs what the lines hold.
+
+    Args:
+        config: grace for cancelled handlers.
+        lease: asked whether a job may still be started.
+        lines: the worker's queues.
+        counters: what it counts.
+        on_outcome: called with each execution that ended, and what came of it.
+        on_room: called when a line could take more jobs.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        lease: Lease,
+        lines: Iterable[Line],
+        counters: Counters,
+        on_outcome: Callable[[Execution, Completion | Settlement], None],
+        on_room: Callable[[], None],
+    ) -> None:
+        self._cancel_grace_s = config.cancel_grace.total_seconds()
+        self._grace_s = config.grace.total_seconds()
+        self._lease = lease
+        self._lines = list(lines)
+        self._counters = counters
+        self._on_outcome = on_outcome
+        self._on_room = on_room
+        self._loop = asyncio.get_running_loop()
+        slots = sum(line.slots for line in self._lines)
+        # As many again, for the slots of threads that would not stop.
+        self._threads = ThreadRunner(self._loop, self._thread_ended, slots * 2)
+        self._processes = ProcessRunner()
+        self.running: set[Execution] = set()
+        self.suspect: Execution | None = None  # the one job in here whose worker died with it before
+        self.last_tick = time.monotonic()
+        self.is_draining = False
+
+    # Start
+
+    def fill(self, line: Line) -> None:
+        """Start held jobs while slots are free."""
+        held = line.held
+        while held and line.running < line.slots and not self.is_draining:
+            self._start(held.popleft())
+
+    def _start(self, execution: Execution) -> None:
+        handler = execution.handler
+        if not self._lease.is_safe(execution.identity):
+            self._on_outcome(execution, hand_back(execution.job.id, execution.job.attempt))
+            return
+        try:
+            arguments = (
+                None if handler.mode == "process" else handler.decode(execution.claimed.args or "null")
+            )
+        except ArgumentsDecodeError as error:
+            self._on_outcome(execution, on_exception(execution.job, error, handler.backoff))
+            return
+        execution.line.running += 1
+        self.running.add(execution)
+        timeout_s = execution.claimed.timeout_s
+        if timeout_s is not None:
+            execution.deadline = time.monotonic() + timeout_s
+        if handler.mode == "async":
+            execution.task = self._loop.create_task(self._run(execution, arguments))
+        elif handler.mode == "thread":
+            execution.started_at = time.monotonic()
+            fn, job = handler.fn, execution.job
+            self._threads.submit(execution, lambda: fn(job, arguments))
+        else:
+            execution.started_at = time.monotonic()
+            execution.process = call = self._processes.prepare(handler, execution.job, execution.claimed.args)
+            self._threads.submit(execution, call.run)
+
+    async def _run(self, execution: Execution, arguments: Any) -> None:
+        execution.started_at = time.monotonic()
+        try:
+            result = await execution.handler.fn(execution.job, arguments)
+        except BaseException as error:  # noqa: BLE001 - also SystemExit and the like end this job alone
+            self._ended(execution, None, error)
+        else:
+            self._ended(execution, result, None)
+
+    def _thread_ended(self, execution: Execution, result: Any, error: BaseException | None) -> None:
+        self._ended(execution, result, error)
+
+    # End
+
+    def _ended(self, execution: Execution, result: Any, error: BaseException | None) -> None:
+        line = execution.line
+        self.running.discard(execution)
+        if execution.is_stuck:
+            line.stuck -= 1
+        else:
+            line.running -= 1
+        line.note_run(time.monotonic() - execution.started_at)
+        self._on_outcome(execution, self._decide(execution, result, error))
+        if line.held:
+            self.fill(line)
+        if len(line.held) <= line.refill_at:
+            self._on_room()
+
+    def _decide(
+        self, execution: Execution, result: Any, error: BaseException | None
+    ) -> Completion | Settlement:
+        job, handler, stop = execution.job, execution.handler, execution.stop_reason
+        if stop is StopReason.TIME_LIMIT:
+            # Also when it returned all the same: it was told that its time is over.
+            return on_timeout(job, handler.backoff, _traceback_of(error))
+        if error is None and isinstance(result, Completion | Settlement) and handler.mode == "process":
+            return result  # decided over there, where the exception was
+        if error is None:
+            if not handler.store_result:
+                return Completion(job.id, job.attempt)
+            try:
+                return Completion(job.id, job.attempt, handler.encode_result(result))
+            except ArgumentsEncodeError as refused:
+                return on_exception(job, refused, handler.backoff)
+        if stop is not None and isinstance(error, asyncio.CancelledError | ProcessKilled):
+            return hand_back(job.id, job.attempt)
+        return on_exception(job, error, handler.backoff)
+
+    # Stop
+
+    def stop_starting(self) -> None:
+        """Start nothing more; what is held from now on is given back."""
+        self.is_draining = True
+
+    def stop(self, execution: Execution, reason: StopReason) -> None:
+        """Tell one running handler to stop."""
+        if execution.stop_reason is None:
+            execution.stop_reason = reason
+            execution.stopped_at = time.monotonic()
+        execution.job.cancelled.set()
+        if execution.task is not None:
+            execution.task.cancel()
+        if execution.process is not None:
+            execution.process.kill()
+
+    def stop_all(self, reason: StopReason) -> None:
+        """Tell every running handler to stop."""
+        for execution in list(self.running):
+            self.stop(execution, reason)
+
+    async def tick(self) -> None:
+        """Watch time limits, leases and handlers that do not stop, until cancelled."""
+        while True:
+            self.last_tick = time.monotonic()
+            for execution in list(self.running):
+                self._check(execution, self.last_tick)
+            for line in self._lines:
+                if line.holds_too_long(self.last_tick):
+                    self._give_back_held(line)
+            await asyncio.sleep(TICK_S)
+
+    def _check(self, execution: Execution, now: float) -> None:
+        if execution.stop_reason is None:
+            if now > execution.deadline:
+                self.stop(execution, StopReason.TIME_LIMIT)
+            elif not self._lease.is_safe(execution.identity):
+                self.stop(execution, StopReason.LEASE)
+        elif not execution.is_stuck and now - execution.stopped_at > self._cancel_grace_s:
+            self._leave_behind(execution)
+
+    def _leave_behind(self, execution: Execution) -> None:
+        """Give a stuck handler's slot to the next job; its own stays leased until it ends."""
+        line, job = execution.line, execution.job
+        execution.is_stuck = True
+        line.running -= 1
+        line.stuck += 1
+        self._counters.stuck += 1
+        logger.error(
+            "job %d (%s) goes on %.1f s after it was told to stop because of %s; "
+            "its slot is given to the next job, and it stays leased until it ends",
+            job.id,
+            job.kind,
+            time.monotonic() - execution.stopped_at,
+            execution.stop_reason.value if execution.stop_reason else "",
+            extra={"job_id": job.id, "kind": job.kind, "queue": job.queue, "attempt": job.attempt},
+        )
+        self.fill(line)
+        self._on_room()
+
+    def _give_back_held(self, line: Line) -> None:
+        """Let others have the jobs that wait here longer than was thought."""
+        line.note_misjudged()
+        self.give_back_held(line)
+
+    def give_back_held(self, line: Line) -> None:
+        """Hand back every job of a line that has not been started."""
+        while line.held:
+            execution = line.held.popleft()
+            self._on_outcome(execution, hand_back(execution.claimed.job_id, execution.claimed.attempt))
+
+    @property
+    def is_clogged(self) -> bool:
+        """Whether some line has as many stuck handlers as slots: this process should be replaced."""
+        return any(line.stuck >= line.slots for line in self._lines)
+
+    def blocking_job(self) -> tuple[str, float | None]:
+        """Describe the job that runs on the loop now, and how long it may block. From any thread."""
+        current = asyncio.current_task(self._loop)
+        for execution in self.running:
+            if execution.task is not None and execution.task is current:
+                job = execution.job
+                limit = None if job.timeout_s is None else job.timeout_s + self._grace_s
+                return f"job {job.id} ({job.kind})", limit
+        return "code outside any handler", None
+
+    def record_overruns(self) -> None:
+        """Record handlers that went on past their time limit, for their process is about to end."""
+        for execution in self.running:
+            if execution.stop_reason is StopReason.TIME_LIMIT:
+                overrun = on_timeout(execution.job, execution.handler.backoff)
+                later = overrun._replace(delay_s=max(overrun.delay_s, _AFTER_EXIT_S))
+                self._on_outcome(execution, later)
+
+    def has_live_handlers(self) -> bool:
+        """Whether some handler still acts. From any thread, also after the loop has closed."""
+        if self._threads.outstanding > 0:
+            return True
+        tasks = [execution.task for execution in list(self.running)]
+        return not self._loop.is_closed() and any(task is not None and not task.done() for task in tasks)
+
+    def close(self) -> None:
+        """Let idle threads and processes go."""
+        self._threads.close()
+        self._processes.close()
+
+
+def _traceback_of(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    return "".join(traceback.format_tb(error.__traceback__))

@@ -1,0 +1,214 @@
+"""The fetcher: claims jobs for the lines that have room, on one connection, one claim at a time.
+
+A claim whose reply is lost leaves rows in `running` that nobody here knows of. The worker then
+takes a new identity; the duties hand back what stands under the old one and is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from jobq._claim import claim, refresh
+from jobq._errors import DatabaseUnavailable, Error
+from jobq._outcomes import Settlement
+from jobq._worker.decide import UNKNOWN_KIND_DELAY_S
+from jobq._worker.execution import Execution
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jobq._claim import Claimed
+    from jobq._jobs import Jobs
+    from jobq._worker.completer import Completer
+    from jobq._worker.executor import Executor
+    from jobq._worker.lease import Identity, Lease
+    from jobq._worker.lines import Line
+    from jobq._worker.link import Link
+    from jobq._worker.listener import Listener
+    from jobq._worker.stats import Counters
+
+logger = logging.getLogger("jobq.worker")
+
+_REFRESH_S: Final = 0.02  # marks move at most this often
+_RESCAN_S: Final = 60.0  # the marks' backstop: every lane from its beginning, at least this far apart…
+_RESCAN_COST_FACTOR: Final = 50.0  # …and never for more than 2 % of the time
+_NO_IDENTITY_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 1.0
+_SUSPECT_PAUSE_S: Final = 0.1  # a suspect that another one kept out comes back after this, at least
+_SUSPECT_LONGEST_PAUSE_S: Final = 5.0
+
+
+class Fetcher:
+    """Keeps the lines supplied."""
+
+    def __init__(
+        self,
+        link: Link,
+        schema: str,
+        jobs: Jobs,
+        lines: Sequence[Line],
+        lease: Lease,
+        executor: Executor,
+        completer: Completer,
+        listener: Listener | None,
+        counters: Counters,
+    ) -> None:
+        self._link = link
+        self._schema = schema
+        self._jobs = jobs
+        self._lines = {line.queue: line for line in lines}
+        self._lease = lease
+        self._executor = executor
+        self._completer = completer
+        self._listener = listener
+        self._counters = counters
+        self.is_stopping = False
+        self._wake = asyncio.Event()
+        self.rescans = True  # off only where a test proves that the marks need no backstop
+
+    def note_room(self) -> None:
+        """A slot has become free."""
+        self._wake.set()
+
+    def note_news(self, queue: str | None) -> None:
+        """A queue may have jobs; ``None``: any of them."""
+        now = time.monotonic()
+        for line in self._lines.values() if queue is None else filter(None, [self._lines.get(queue)]):
+            line.note_news(now)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Claim until told to stop."""
+        while not self.is_stopping:
+            self._wake.clear()
+            pause_s = _LONGEST_PAUSE_S
+            try:
+                for line in self._lines.values():
+                    pause_s = min(pause_s, await self._visit(line))
+            except DatabaseUnavailable as error:
+                if self._counters.note_database_away():
+                    logger.warning("the database is away, trying again: %s", error)
+                pause_s = self._link.retry_delay_s()
+            except Error:
+                logger.exception("a claim was refused by the server")
+                pause_s = _LONGEST_PAUSE_S
+            if pause_s > 0:
+                try:
+                    async with asyncio.timeout(pause_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue  # the pause is over
+
+    async def _visit(self, line: Line) -> float:
+        """Claim for one line if it is time; return the seconds until it wants to be visited again."""
+        identity = self._lease.current
+        if identity is None:
+            return _NO_IDENTITY_PAUSE_S
+        wanted = 0 if self._completer.is_full or self._executor.is_clogged else line.wanted()
+        if wanted == 0:
+            self._disarm(line)
+            return _LONGEST_PAUSE_S
+        now = time.monotonic()
+        if now < line.next_poll_at:
+            return line.next_poll_at - now
+        claimed = await self._claim(line, identity, wanted)
+        now = time.monotonic()
+        line.note_claim(wanted, len(claimed), now)
+        await self._take(line, identity, claimed, now)
+        await self._move_marks(line)
+        if claimed:
+            self._disarm(line)
+        elif line.should_arm() and self._listener is not None:
+            self._listener.arm(line.queue)
+        return max(0.0, line.next_poll_at - time.monotonic())
+
+    def _disarm(self, line: Line) -> None:
+        if self._listener is not None:
+            self._listener.disarm(line.queue)
+
+    async def _claim(self, line: Line, identity: Identity, wanted: int) -> list[Claimed]:
+        await self._link.open()
+        if line.marks_generation != self._link.generation:
+            line.marks.forget()
+            line.marks_generation = self._link.generation
+        try:
+            claimed = await self._link.run(
+                claim(self._schema, line.queue, line.marks.ranges(), wanted, identity.id)
+            )
+        except (DatabaseUnavailable, asyncio.CancelledError):
+            self._lease.take_new_identity()
+            raise
+        self._counters.note_database_back()
+        self._counters.claimed += len(claimed)
+        return claimed
+
+    async def _move_marks(self, line: Line) -> None:
+        now = time.monotonic()
+        if now - line.refreshed_at < _REFRESH_S:
+            return
+        line.refreshed_at = now
+        is_rescan = self.rescans and now >= line.rescan_at
+        if is_rescan:
+            line.marks.rescan()
+        ranges = line.marks.ranges()
+        snapshot = await self._link.run(refresh(self._schema, line.queue, ranges, now))
+        if line.marks.refresh(ranges, snapshot):
+            line.note_news(now)
+        if is_rescan:
+            cost_s = time.monotonic() - now
+            line.rescan_at = now + max(_RESCAN_S, cost_s * _RESCAN_COST_FACTOR)
+
+    async def _take(self, line: Line, identity: Identity, claimed: Sequence[Claimed], now: float) -> None:
+        """Hand claimed jobs to the line, but those that must not run here."""
+        suspects: list[Execution] = []
+        for row in claimed:
+            identity.known.add((row.job_id, row.attempt))
+            handler = self._jobs.lookup(row.kind) if row.kind is not None else None
+            if handler is None or row.expired:
+                self._refuse(identity, row)
+                continue
+            execution = Execution(row, identity, line, handler, now)
+            if row.crashes:
+                suspects.append(execution)
+            else:
+                line.held.append(execution)
+        self._executor.fill(line)
+        if suspects:
+            await self._take_suspects(line, suspects)
+
+    async def _take_suspects(self, line: Line, suspects: Sequence[Execution]) -> None:
+        """Let one suspect in at a time, and none before the others are safely out of this process.
+
+        A job whose worker died may be what killed it. Were two in one process, the innocent one
+        would be counted as a suspect of the next death too.
+        """
+        keep = suspects[0] if self._executor.suspect is None else None
+        if keep is not None:
+            self._executor.suspect = keep
+        pause_s = _SUSPECT_PAUSE_S
+        for execution in suspects:
+            if execution is not keep:
+                pause_s = min(pause_s * 1.3, _SUSPECT_LONGEST_PAUSE_S)
+                job = execution.job
+                back = Settlement(job.id, job.attempt, "scheduled", "suspect", delay_s=pause_s)
+                self._completer.add(execution.identity.id, back)
+        if keep is not None:
+            if len(suspects) > 1:
+                await self._completer.flushed()
+            line.held.appendleft(keep)
+            self._executor.fill(line)
+
+    def _refuse(self, identity: Identity, row: Claimed) -> None:
+        if row.kind is None:
+            settlement = Settlement(row.job_id, row.attempt, "discarded", "its payload is missing")
+        elif row.expired:
+            settlement = Settlement(row.job_id, row.attempt, "discarded", "expired before it was started")
+        else:
+            logger.info("job %d has a kind that this worker does not know: %r", row.job_id, row.kind)
+            settlement = Settlement(
+                row.job_id, row.attempt, "scheduled", "unknown kind", delay_s=UNKNOWN_KIND_DELAY_S
+            )
+        self._completer.add(identity.id, settlement)

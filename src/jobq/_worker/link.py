@@ -1,0 +1,82 @@
+"""A dedicated connection that comes back: opened when needed, dropped when in doubt."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from jobq._errors import DatabaseUnavailable
+from jobq._postgres import AsyncSession, reconnect_delay
+
+if TYPE_CHECKING:
+    from jobq._operation import Operation
+
+T = TypeVar("T")
+_RNG: Final = random.Random()  # noqa: S311 - spreads load, guards nothing
+
+
+class Link:
+    """One part's own connection to the database.
+
+    A statement whose reply was lost may or may not have happened: `run` drops the connection and
+    raises, and each part knows what that means for it. `generation` counts connections, so that
+    what was learnt through one (marks) is not believed through another.
+    """
+
+    def __init__(self, conninfo: str, schema: str, name: str) -> None:
+        self._conninfo = conninfo
+        self._schema = schema
+        self._name = name
+        self._session: AsyncSession | None = None
+        self._failures = 0
+        self.generation = 0
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a pooler stands between, so that no session state can be kept."""
+        return self._session is not None and self._session.pooled
+
+    async def open(self) -> AsyncSession:
+        """Return the open connection, made now if there is none.
+
+        Raises:
+            DatabaseUnavailable: the server cannot be reached.
+        """
+        if self._session is None or self._session.closed:
+            try:
+                self._session = await AsyncSession.open(
+                    self._conninfo, schema=self._schema, name=self._name, plan_settings=True
+                )
+            except DatabaseUnavailable:
+                self._failures += 1
+                raise
+            self.generation += 1
+        return self._session
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Run one operation.
+
+        Raises:
+            DatabaseUnavailable: it may or may not have taken effect.
+            DatabaseError: the server refused it.
+        """
+        session = await self.open()
+        try:
+            result = await session.run(operation)
+        except (DatabaseUnavailable, asyncio.CancelledError):
+            self._failures += 1
+            await self.close()
+            raise
+        self._failures = 0
+        return result
+
+    def retry_delay_s(self) -> float:
+        """Return how long to wait before the next try: jittered, growing with failures in a row."""
+        return reconnect_delay(max(self._failures, 1), _RNG)
+
+    async def close(self) -> None:
+        """Drop the connection."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()

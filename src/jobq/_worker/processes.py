@@ -1,0 +1,192 @@
+"""Processes for CPU-bound handlers: spawned, reused, and killed with their children on overrun.
+
+Spawned, not forked: a fork copies locks that other threads hold, and sockets that are not its own.
+A handler is found in the child by module and name. The child decides what an exception means and
+sends back the outcome, since not every exception survives the way between processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from jobq._errors import ConfigError
+from jobq._outcomes import Failure, Settlement
+from jobq._types import Job
+from jobq._worker.completer import Completion
+from jobq._worker.decide import on_exception, on_failure
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from jobq._jobs import Handler
+
+_PR_SET_PDEATHSIG = 1
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+class ProcessKilled(BaseException):
+    """The process was killed by the worker, which knows why."""
+
+
+class _Child:
+    """One spawned process and the pipe to it."""
+
+    def __init__(self) -> None:
+        self.pipe, far_end = _SPAWN.Pipe()
+        self.process = _SPAWN.Process(target=_serve, args=(far_end,), name="jobq-handler")
+        self.process.start()
+        far_end.close()
+
+    def kill(self) -> None:
+        """Kill it and whatever it has started."""
+        pid = self.process.pid
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # its own group, from its first instruction on
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        self.pipe.close()
+
+
+class ProcessRunner:
+    """Keeps idle children for the next call."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Child] = []
+        self._all: set[_Child] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def prepare(self, handler: Handler[Any, Any], job: Job, raw: str | None) -> ProcessCall:
+        """Return the call that runs one job; run it in a thread."""
+        return ProcessCall(self, handler, job, raw)
+
+    def take(self) -> _Child:
+        """Return an idle child, or a new one."""
+        with self._lock:
+            while self._idle:
+                child = self._idle.pop()
+                if child.process.is_alive():
+                    return child
+                self._all.discard(child)
+        child = _Child()
+        with self._lock:
+            self._all.add(child)
+        return child
+
+    def give_back(self, child: _Child) -> None:
+        """Take back a child whose call has ended."""
+        with self._lock:
+            if not self._closed:
+                self._idle.append(child)
+                return
+        self.discard(child)
+
+    def discard(self, child: _Child) -> None:
+        """Kill a child that is of no use any more."""
+        child.kill()
+        child.process.join(timeout=1.0)
+        with self._lock:
+            self._all.discard(child)
+
+    def close(self) -> None:
+        """Kill every child."""
+        with self._lock:
+            self._closed = True
+            children = list(self._all)
+        for child in children:
+            self.discard(child)
+
+
+class ProcessCall:
+    """One job in a process of its own."""
+
+    def __init__(self, runner: ProcessRunner, handler: Handler[Any, Any], job: Job, raw: str | None) -> None:
+        self._runner = runner
+        self._handler = handler
+        self._job = job
+        self._raw = raw
+        self._child: _Child | None = None
+        self._killed = False
+        self._lock = threading.Lock()
+
+    def run(self) -> Completion | Settlement:
+        """Run the job and return its outcome. Blocks.
+
+        Raises:
+            ProcessKilled: :meth:`kill` was called.
+        """
+        child = self._runner.take()
+        with self._lock:
+            self._child = child
+            if self._killed:
+                self._runner.discard(child)
+                raise ProcessKilled
+        fn = self._handler.fn
+        try:
+            child.pipe.send((fn.__module__, fn.__qualname__, self._job.fields(), self._raw))
+            outcome: Completion | Settlement = child.pipe.recv()
+        except (EOFError, OSError):
+            self._runner.discard(child)
+            if self._killed:
+                raise ProcessKilled from None
+            return self._died(child.process.exitcode)
+        with self._lock:
+            self._child = None
+        self._runner.give_back(child)
+        return outcome
+
+    def kill(self) -> None:
+        """Kill the process, now or as soon as it has started."""
+        with self._lock:
+            self._killed = True
+            if self._child is not None:
+                self._child.kill()
+
+    def _died(self, exit_code: int | None) -> Settlement:
+        failure = Failure(
+            "failed", "jobq.ProcessDied", f"the handler's process died with code {exit_code}", ""
+        )
+        return on_failure(self._job, failure, self._handler.backoff)
+
+
+def _serve(pipe: Connection) -> None:
+    """Be the child: run one job after another until the worker closes the pipe."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    while True:
+        try:
+            module, name, fields, raw = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(_run(_find(module, name), Job(*fields), raw))
+
+
+def _find(module: str, name: str) -> Handler[Any, Any]:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not hasattr(found, "decode"):
+        raise ConfigError(f"{module}.{name} is no handler in a new process; is the decorated name reused?")
+    handler: Handler[Any, Any] = found
+    return handler
+
+
+def _run(handler: Handler[Any, Any], job: Job, raw: str | None) -> Completion | Settlement:
+    try:
+        result = handler.fn(job, handler.decode(raw or "null"))
+        text = handler.encode_result(result) if handler.store_result else None
+    except BaseException as error:  # noqa: BLE001 - a handler may raise anything; all of it is recorded
+        return on_exception(job, error, handler.backoff)
+    return Completion(job.id, job.attempt, text)
