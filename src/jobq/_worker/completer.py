@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from jobq._errors import DatabaseError, DatabaseUnavailable, Error
 from jobq._outcomes import Failure, Settlement, complete, find_finished, settle
@@ -35,6 +35,12 @@ class Completion(NamedTuple):
 
 Outcome: TypeAlias = Completion | Settlement
 OutcomeT = TypeVar("OutcomeT", Completion, Settlement)
+
+
+class _Statement(Protocol[OutcomeT]):
+    """Records one batch; ``again`` when an earlier try's reply was lost. Returns the ids that it had."""
+
+    async def __call__(self, worker_id: int, batch: Sequence[OutcomeT], *, again: bool) -> set[int]: ...
 
 
 class Completer:
@@ -142,13 +148,13 @@ class Completer:
         self,
         worker_id: int,
         batch: Sequence[OutcomeT],
-        statement: Callable[[int, Sequence[OutcomeT], bool], Awaitable[set[int]]],
+        statement: _Statement[OutcomeT],
     ) -> None:
         """Record one batch, however long the database is away; then account for each item."""
         again = False
         while True:
             try:
-                had = await statement(worker_id, batch, again)
+                had = await statement(worker_id, batch, again=again)
                 break
             except DatabaseUnavailable as error:
                 again = True
@@ -183,7 +189,7 @@ class Completer:
         if discarded:
             await self._on_discarded(discarded)
 
-    async def _complete(self, worker_id: int, batch: Sequence[Completion], again: bool) -> set[int]:
+    async def _complete(self, worker_id: int, batch: Sequence[Completion], *, again: bool) -> set[int]:
         fences = [(o.job_id, o.attempt) for o in batch]
         results = {o.job_id: o.result for o in batch if o.result is not None}
         had = await self._link.run(complete(self._schema, worker_id, fences, results))
@@ -192,7 +198,7 @@ class Completer:
             had |= await self._link.run(find_finished(self._schema, worker_id, fences))
         return had
 
-    async def _settle(self, worker_id: int, batch: Sequence[Settlement], again: bool) -> set[int]:
+    async def _settle(self, worker_id: int, batch: Sequence[Settlement], *, again: bool) -> set[int]:
         had = await self._link.run(
             settle(self._schema, worker_id, self._worker_name, batch, notify=self._notify)
         )

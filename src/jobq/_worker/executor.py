@@ -7,8 +7,8 @@ tick for all instead of a timer each (a timer a job costs more than everything e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import sys
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, Final
@@ -70,6 +70,7 @@ class Executor:
         self._processes = ProcessRunner()
         self.running: set[Execution] = set()
         self.suspect: Execution | None = None  # the one job in here whose worker died with it before
+        self._one_ended = asyncio.Event()
         self.last_tick = time.monotonic()
         self.is_draining = False
 
@@ -126,6 +127,7 @@ class Executor:
     def _ended(self, execution: Execution, result: Any, error: BaseException | None) -> None:
         line = execution.line
         self.running.discard(execution)
+        self._one_ended.set()
         if execution.is_stuck:
             line.stuck -= 1
         else:
@@ -178,6 +180,16 @@ class Executor:
         """Tell every running handler to stop."""
         for execution in list(self.running):
             self.stop(execution, reason)
+
+    async def ended(self, until: float, *, but_stuck: bool = False) -> None:
+        """Wait until nothing runs any more (stuck handlers apart), or the monotonic time ``until``."""
+        while time.monotonic() < until:
+            if not any(not (but_stuck and execution.is_stuck) for execution in self.running):
+                return
+            self._one_ended.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(TICK_S, max(0.0, until - time.monotonic()))):
+                    await self._one_ended.wait()
 
     async def tick(self) -> None:
         """Watch time limits, leases and handlers that do not stop, until cancelled."""

@@ -14,7 +14,6 @@ it still runs under the old one can no longer record an outcome (the fence).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import random
@@ -33,6 +32,7 @@ from jobq._postgres import SyncSession, reconnect_delay
 from jobq._worker.exit_codes import EXIT_BLOCKED
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Sequence
 
     from jobq._worker.config import WorkerConfig

@@ -13,8 +13,8 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from jobq._enqueue import notify_channel
 from jobq._driver_errors import map_error
+from jobq._enqueue import notify_channel
 from jobq._errors import Error
 from jobq._operation import Call, Operation, in_schema, quote_identifier
 

@@ -19,9 +19,9 @@ from jobq._worker.completer import Completer
 from jobq._worker.config import WorkerConfig
 from jobq._worker.discards import DiscardNotices
 from jobq._worker.duties import Promoter, Rescuer
+from jobq._worker.execution import StopReason
 from jobq._worker.executor import Executor
 from jobq._worker.exit_codes import FAST_EXIT_BASE
-from jobq._worker.execution import StopReason
 from jobq._worker.fetcher import Fetcher
 from jobq._worker.lease import Identity, Lease, LoopWatch
 from jobq._worker.lines import Line
@@ -44,7 +44,6 @@ logger = logging.getLogger("jobq.worker")
 
 _LAST_WORDS_S: Final = 1.5  # for recording outcomes at the very end, whatever the database does
 _CANCEL_S: Final = 1.5  # for cancelled handlers to end: with the other two, a stop takes grace + 5 s at most
-_SETTLE_S: Final = 0.02  # how often the end of the drain is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,14 +240,10 @@ class Worker:
         """Let handlers finish within the grace, then cancel them and let them end."""
         executor = parts.executor
         asked_at = self._stop_asked_at or time.monotonic()
-        while executor.running and time.monotonic() < asked_at + self._stop_grace_s:
-            if all(execution.is_stuck for execution in executor.running):
-                break
-            await asyncio.sleep(_SETTLE_S)
+        await executor.ended(asked_at + self._stop_grace_s, but_stuck=True)
         executor.stop_all(StopReason.SHUTDOWN)
-        end = time.monotonic() + min(self._config.cancel_grace.total_seconds(), _CANCEL_S)
-        while executor.running and time.monotonic() < end:
-            await asyncio.sleep(_SETTLE_S)
+        cancel_s = min(self._config.cancel_grace.total_seconds(), _CANCEL_S)
+        await executor.ended(time.monotonic() + cancel_s)
 
     def _handle_signals(self) -> list[tuple[int, Any]]:
         """Take over SIGTERM and SIGINT; return what to put back."""
