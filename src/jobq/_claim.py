@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jobq._marks import Snapshot
+from jobq._marks import PRIORITIES, Snapshot
 from jobq._operation import Call, Operation, in_schema
 
 if TYPE_CHECKING:
@@ -58,6 +58,23 @@ select pg_snapshot_xmax(s)::text, array(select t::text from pg_snapshot_xip(s) t
            order by o.ord),
        date_part('epoch', pg_postmaster_start_time())
 from pg_current_snapshot() s
+"""
+
+# After a dump was restored into a new cluster, or a logical replica took over, rows carry xids that
+# this cluster has yet to reach. They are stamped anew: in their old order, as if just enqueued.
+RESTAMP: Final = """
+with s as materialized (
+    select l.tid from unnest($2::int2[]) o(priority)
+    cross join lateral (
+        select ctid as tid from {schema}.ready
+        where queue = $1::text and priority = o.priority
+          and xid >= pg_snapshot_xmax(pg_current_snapshot())
+        order by xid limit 10000 for update skip locked
+    ) l
+), u as (
+    update {schema}.ready set xid = pg_current_xact_id() where ctid = any (array(select tid from s)) returning 1
+)
+select count(*) from u
 """
 
 
@@ -113,3 +130,13 @@ def _position(text: str | None) -> Position | None:
         return None
     xid, job_id = text.split(":")
     return int(xid), int(job_id)
+
+
+def restamp(schema: str, queue: str) -> Operation[int]:
+    """Give rows whose xid is from another cluster's future one of today's. Returns how many."""
+    total = 0
+    while True:
+        rows = yield Call(in_schema(RESTAMP, schema), (queue, list(PRIORITIES)))
+        if rows[0][0] == 0:
+            return total
+        total += rows[0][0]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from jobq import __version__
+from jobq._claim import restamp
 from jobq._duties import Registration
 from jobq._errors import ConfigError
 from jobq._worker.completer import Completer
@@ -279,6 +280,7 @@ class _Parts:
         self, client: AsyncClient, jobs: Jobs, config: WorkerConfig, on_register: Callable[[int], None]
     ) -> None:
         schema, conninfo, notify = client.schema, client.conninfo, client.notify
+        self._schema = schema
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self.config = config
         self.counters = Counters()
@@ -342,6 +344,10 @@ class _Parts:
             loop, threading.get_ident(), lambda: self.executor.last_tick, self.executor.blocking_job
         )
         await asyncio.to_thread(self.lease.start, watch)
+        for line in self.lines:
+            count = await self._claims.run(restamp(self._schema, line.queue))
+            if count:
+                logger.warning("%d jobs of queue %r came from another cluster: stamped anew", count, line.queue)
         self._serving = [_task(self.completer.run()), _task(self.executor.tick())]
         self._claiming = [
             _task(part.run()) for part in (self.fetcher, self.listener, self._promoter, self._rescuer)
