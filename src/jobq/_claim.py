@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 CLAIM: Final = """
 with s as materialized (
     select l.tid
-    from unnest($1::int2[], $2::text[]::xid8[], $3::int8[], $4::text[]::xid8[]) o(priority, from_xid, from_id, to_xid)
+    from unnest($1::int2[], $2::text[]::xid8[], $3::int8[], $4::text[]::xid8[])
+         o(priority, from_xid, from_id, to_xid)
     cross join lateral (
         select ctid as tid from {schema}.ready
         where queue = $5::text and priority = o.priority
@@ -72,7 +73,8 @@ with s as materialized (
         order by xid limit 10000 for update skip locked
     ) l
 ), u as (
-    update {schema}.ready set xid = pg_current_xact_id() where ctid = any (array(select tid from s)) returning 1
+    update {schema}.ready set xid = pg_current_xact_id() where ctid = any (array(select tid from s))
+    returning 1
 )
 select count(*) from u
 """

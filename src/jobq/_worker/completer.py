@@ -35,12 +35,13 @@ class Completion(NamedTuple):
 
 Outcome: TypeAlias = Completion | Settlement
 OutcomeT = TypeVar("OutcomeT", Completion, Settlement)
+_Taken_contra = TypeVar("_Taken_contra", Completion, Settlement, contravariant=True)
 
 
-class _Statement(Protocol[OutcomeT]):
+class _Statement(Protocol[_Taken_contra]):
     """Records one batch; ``again`` when an earlier try's reply was lost. Returns the ids that it had."""
 
-    async def __call__(self, worker_id: int, batch: Sequence[OutcomeT], *, again: bool) -> set[int]: ...
+    async def __call__(self, worker_id: int, batch: Sequence[_Taken_contra], *, again: bool) -> set[int]: ...
 
 
 class Completer:

@@ -14,6 +14,9 @@ EXIT_LINGERING: Final = 75
 """The grace is over and handlers that ignore their cancellation still run. The process ends itself, for
 only then is it certain that they do nothing more; the supervisor hands their jobs back, and no job pays."""
 
+EXIT_CONFIG: Final = 78
+"""The application could not be loaded, or its settings cannot work. Nothing was claimed; starting again
+would end the same way, so the supervisor gives up unless the application has worked before."""
+
 FAST_EXIT_BASE: Final = 128
-"""Plus the signal's number: a second signal asked for an end at once, as in `128 + SIGTERM = 143`. The
-jobs are handed back as after `EXIT_LINGERING`."""
+"""Plus the signal's number: a second signal asked for an end at once, as in `128 + SIGTERM = 143`."""

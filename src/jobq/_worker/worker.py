@@ -347,7 +347,7 @@ class _Parts:
         for line in self.lines:
             count = await self._claims.run(restamp(self._schema, line.queue))
             if count:
-                logger.warning("%d jobs of queue %r came from another cluster: stamped anew", count, line.queue)
+                logger.warning("%d jobs of %r came from another cluster: stamped anew", count, line.queue)
         self._serving = [_task(self.completer.run()), _task(self.executor.tick())]
         self._claiming = [
             _task(part.run()) for part in (self.fetcher, self.listener, self._promoter, self._rescuer)
