@@ -125,6 +125,14 @@ where not exists (select from {schema}.worker w where w.id = r.worker_id and w.e
 order by ctid limit 1
 """
 
+# What a rescue would discard. A supervisor knows no handlers, so it leaves these to a worker.
+AT_CRASH_LIMIT: Final = """
+select job_id from {schema}.running r
+where not exists (select from {schema}.worker w where w.id = r.worker_id and w.ended_at is null)
+  and crashes + 1 >= $1::int4
+order by ctid
+"""
+
 # What an `on_discard` callback is told: the job as it was enqueued, and its last error.
 DISCARDED: Final = """
 select j.id, j.kind, f.queue, f.priority, f.attempt, f.failures, f.crashes, j.max_attempts, j.timeout_s,
@@ -216,6 +224,12 @@ def rescue(schema: str, crash_limit: int, limit: int, leave: Sequence[int] = ())
     """Take back up to ``limit`` jobs whose worker has no lease, but those in ``leave``."""
     rows = yield Call(enqueue_sql(RESCUE, schema), (list(leave), limit, crash_limit))
     return [Rescued(*row[:5], kind=row[6]) for row in rows]
+
+
+def at_crash_limit(schema: str, crash_limit: int) -> Operation[list[int]]:
+    """Return the jobs of dead workers that a rescue with this limit would discard."""
+    rows = yield Call(in_schema(AT_CRASH_LIMIT, schema), (crash_limit,))
+    return [row[0] for row in rows]
 
 
 def next_orphan(schema: str, leave: Sequence[int]) -> Operation[int | None]:

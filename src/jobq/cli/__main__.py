@@ -1,0 +1,5 @@
+"""``python -m jobq.cli`` is ``jobqctl``."""
+
+from jobq.cli import main
+
+main()

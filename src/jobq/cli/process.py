@@ -1,0 +1,169 @@
+"""``python -m jobq.cli.process FD``: one worker process, started by a supervisor.
+
+FD is its end of the supervisor's socket (see `jobq._child`): the settings come from there, then the word
+``stop``; and when it ends, the supervisor is dead and nobody would restart or stop this process, so it
+stops by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import msgspec
+
+from jobq._child import Report
+from jobq._client import AsyncClient
+from jobq._errors import ConfigError, Error
+from jobq._worker import Worker
+from jobq._worker.exit_codes import EXIT_CONFIG, EXIT_LINGERING
+from jobq.cli.application import load_jobs
+from jobq.cli.settings import ProcessSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jobq._jobs import Jobs
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
+EXIT_FAILED: Final = 1
+_ORPHAN_EXIT_S: Final = 4.0  # beyond the grace: nobody else is there to end a process that hangs
+
+logger = logging.getLogger("jobq.worker")
+
+
+class SupervisorLink:
+    """This end of the supervisor's socket.
+
+    Args:
+        descriptor: the inherited file descriptor.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)  # noqa: FBT003 - not for what handlers start
+        self._socket = socket.socket(fileno=descriptor)
+        self._file = self._socket.makefile("rb")
+        self._lock = threading.Lock()
+
+    def settings(self) -> ProcessSettings:
+        """Read the settings, which are the first line."""
+        return ProcessSettings.from_line(self._file.readline())
+
+    def note_worker(self, worker_id: int) -> None:
+        """Report a worker id, from any thread."""
+        self._send(Report(worker_id=worker_id))
+
+    def note_ending(self, code: int) -> None:
+        """Report that the process ends in order now."""
+        self._send(Report(ending=code))
+
+    def watch(self, on_stop: Callable[[], None], grace_s: float) -> None:
+        """Call ``on_stop``, from a thread, when the supervisor says so or is dead."""
+        thread = threading.Thread(
+            target=self._watch, args=(on_stop, grace_s), name="jobq-supervisor-link", daemon=True
+        )
+        thread.start()
+
+    def _watch(self, on_stop: Callable[[], None], grace_s: float) -> None:
+        try:
+            line = self._file.readline()
+        except ConnectionError:
+            line = b""
+        on_stop()
+        if not line:
+            logger.warning("the supervisor is gone: this worker stops, too")
+        else:
+            with contextlib.suppress(ConnectionError):
+                self._file.readline()  # returns when the supervisor is dead, which it may be before us
+        time.sleep(grace_s + _ORPHAN_EXIT_S)
+        logger.critical("not stopped in time, and nobody is there to end this process: it ends itself")
+        leave_at_once(EXIT_LINGERING)
+
+    def _send(self, report: Report) -> None:
+        with self._lock, contextlib.suppress(ConnectionError):  # it is dead, which _watch notices
+            self._socket.sendall(msgspec.json.encode(report) + b"\n")
+
+
+def leave_at_once(code: int) -> NoReturn:
+    """End the process here and now, threads and all."""
+    logging.shutdown()
+    os._exit(code)
+
+
+def main() -> None:
+    """Run the worker process."""
+    link = SupervisorLink(int(sys.argv[1]))
+    settings = link.settings()
+    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
+    code = run(link, settings)
+    link.note_ending(code)
+    sys.exit(code)
+
+
+def run(link: SupervisorLink, settings: ProcessSettings) -> int:
+    """Load the application and run its worker; return the exit code."""
+    try:
+        jobs = load_jobs(settings.application)
+    except ConfigError as error:
+        logger.critical("%s", error)
+        return EXIT_CONFIG
+    except Exception:  # noqa: BLE001 - the application's own mistake: its traceback is what helps
+        logger.critical("%s cannot be imported:\n%s", settings.application, traceback.format_exc())
+        return EXIT_CONFIG
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_work(link, settings, jobs))
+    except ConfigError as error:
+        logger.critical("%s", error)
+        return EXIT_CONFIG
+    except Error as error:
+        logger.critical("the worker could not start: %s", error)
+        return EXIT_FAILED
+
+
+async def _work(link: SupervisorLink, settings: ProcessSettings, jobs: Jobs) -> int:
+    loop = asyncio.get_running_loop()
+    async with AsyncClient(settings.dsn, schema=settings.schema) as client:
+        worker = Worker(client, jobs, settings.worker_config())
+        worker.on_register = link.note_worker
+        stops: list[asyncio.Task[None]] = []
+
+        def stop() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has stopped
+                loop.call_soon_threadsafe(lambda: stops.append(loop.create_task(worker.stop())))
+
+        link.watch(stop, settings.grace_s)
+        try:
+            report = await worker.run()
+        except Error:
+            raise
+        except Exception:
+            logger.exception("the worker failed")
+            leave_at_once(EXIT_FAILED)
+        if report.left_running:
+            # Not by returning: the loop's own end would wait for tasks that ignore their cancellation.
+            link.note_ending(EXIT_LINGERING)
+            leave_at_once(EXIT_LINGERING)
+    return 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return uvloop's, where it is installed."""
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop  # noqa: PLC0415 - detected, never required
+
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    main()

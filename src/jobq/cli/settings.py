@@ -1,0 +1,55 @@
+"""What a worker process is told by its supervisor."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from datetime import timedelta
+
+import msgspec
+
+from jobq._worker.config import WorkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """The settings of one worker process, as one line of JSON.
+
+    Attributes:
+        application: where the `Jobs` are, as ``module:attribute``.
+        dsn: the database; ``schema``: the queue's schema there.
+        queues: slots for each queue.
+        lease_s, heartbeat_s, grace_s: seconds, see :class:`WorkerConfig`.
+        log_level: the level's name.
+    """
+
+    application: str
+    dsn: str
+    schema: str
+    queues: dict[str, int]
+    lease_s: float
+    heartbeat_s: float
+    grace_s: float
+    log_level: str
+
+    def worker_config(self) -> WorkerConfig:
+        """Return the worker's configuration.
+
+        Raises:
+            ConfigError: something of it cannot work.
+        """
+        return WorkerConfig(
+            queues=self.queues,
+            lease=timedelta(seconds=self.lease_s),
+            heartbeat=timedelta(seconds=self.heartbeat_s),
+            grace=timedelta(seconds=self.grace_s),
+        )
+
+    def to_line(self) -> bytes:
+        """Return it as JSON on one line."""
+        return msgspec.json.encode(dataclasses.asdict(self))
+
+    @classmethod
+    def from_line(cls, line: bytes) -> ProcessSettings:
+        """Return what :meth:`to_line` wrote."""
+        return msgspec.json.decode(line, type=cls)

@@ -1,0 +1,128 @@
+"""``jobqctl worker``: run an application's workers under a supervisor."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Final
+
+import click
+
+from jobq._postgres import SyncSession
+from jobq._schema import check_schema, validate_schema_name
+from jobq._supervisor import Supervisor
+from jobq._worker.config import DEFAULT_SLOTS
+from jobq.cli.application import split_application
+from jobq.cli.common import DSN_OPTION, SCHEMA_OPTION, explain_errors, require_dsn
+from jobq.cli.settings import ProcessSettings
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
+_LEVELS: Final = ("debug", "info", "warning", "error")
+_MOST_PROCESSES: Final = 256
+
+
+def parse_queues(
+    _context: click.Context, _option: click.Parameter, values: tuple[str, ...]
+) -> dict[str, int]:
+    """Return the slots of each queue; a name alone has the default number."""
+    queues: dict[str, int] = {}
+    for value in values:
+        queue, equals, slots = value.rpartition("=")
+        if not equals:
+            queue, slots = value, str(DEFAULT_SLOTS)
+        if not (queue and slots.isdecimal()):
+            raise click.BadParameter(f"{value!r}: write NAME=SLOTS, such as default=20")
+        queues[queue] = int(slots)
+    return queues
+
+
+@click.command()
+@click.argument("application", metavar="MODULE:ATTRIBUTE")
+@DSN_OPTION
+@SCHEMA_OPTION
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    default=[f"default={DEFAULT_SLOTS}"],
+    callback=parse_queues,
+    show_default=True,
+    metavar="NAME=SLOTS",
+    help="A queue, and how many of its jobs run at once in each process; may be repeated.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1, _MOST_PROCESSES),
+    default=1,
+    show_default=True,
+    help="How many worker processes; one uses one CPU core.",
+)
+@click.option(
+    "--lease",
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Without a heartbeat for so long: dead.",
+)
+@click.option(
+    "--heartbeat", default=5.0, show_default=True, metavar="SECONDS", help="At most a third of the lease."
+)
+@click.option(
+    "--grace", default=30.0, show_default=True, metavar="SECONDS", help="For running handlers, at a stop."
+)
+@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
+@explain_errors
+def worker(
+    application: str,
+    dsn: str | None,
+    schema: str,
+    queues: dict[str, int],
+    processes: int,
+    lease: float,
+    heartbeat: float,
+    grace: float,
+    log_level: str,
+) -> None:
+    """Run the jobs of MODULE:ATTRIBUTE, a jobq.Jobs, until SIGTERM or Ctrl-C.
+
+    Then handlers get the grace to end, and the whole stop takes at most 5 seconds more. A second signal
+    ends it at once. Processes that die are started again. Exit codes: 0 stopped in order; 1 failed;
+    2 the application or an option is wrong; 128 plus the signal's number after a second signal.
+    """
+    split_application(application)
+    settings = ProcessSettings(
+        application=application,
+        dsn=require_dsn(dsn),
+        schema=validate_schema_name(schema),
+        queues=queues,
+        lease_s=lease,
+        heartbeat_s=heartbeat,
+        grace_s=grace,
+        log_level=log_level,
+    )
+    config = settings.worker_config()
+    check_database(settings.dsn, schema)
+    logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT)
+    supervisor = Supervisor(
+        [sys.executable, "-m", "jobq.cli.process"],
+        settings.to_line(),
+        processes=processes,
+        grace_s=grace,
+        conninfo=settings.dsn,
+        schema=schema,
+        crash_limit=config.crash_limit,
+    )
+    sys.exit(supervisor.run())
+
+
+def check_database(dsn: str, schema: str) -> None:
+    """Make sure that workers could start.
+
+    Raises:
+        Error: no database, no schema, or one that this code cannot serve.
+    """
+    session = SyncSession.open(dsn, schema=schema, name="jobqctl")
+    try:
+        session.run(check_schema(schema))
+    finally:
+        session.close()
