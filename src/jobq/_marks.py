@@ -71,12 +71,13 @@ class LaneMarks:
     lanes: dict[int, Position] = field(default_factory=lambda: dict.fromkeys(PRIORITIES, (0, 0)))
     stragglers: frozenset[int] = frozenset()
     ended: tuple[tuple[int, int], ...] = ()  # (priority, xid) of ended stragglers that may hold rows
-    samples: deque[tuple[float, int]] = field(default_factory=deque)
+    samples: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
     server: float | None = None
+    xmax: int = 0
 
     def ranges(self) -> list[Range]:
         """Return where to look, in the order in which to claim: strict by priority, then by age."""
-        ranges = []
+        ranges: list[Range] = []
         for priority in PRIORITIES:
             ranges += [Range(p, xid, 0, xid) for p, xid in self.ended if p == priority]
             from_xid, from_id = self.lanes[priority]
@@ -87,41 +88,42 @@ class LaneMarks:
         """Move the marks to what ``snapshot`` proves; ``ranges`` are those that it read.
 
         Returns:
-            Whether stragglers have ended, so that rows may stand where nobody looked before.
+            Whether rows may stand where nobody looked before: stragglers have ended, or the marks
+            were forgotten.
         """
         if self._is_foreign(snapshot):
+            # What its ranges show proves nothing: they began at marks of another server.
             self.forget()
-        self.server = snapshot.server
+            self.server, self.xmax = snapshot.server, snapshot.xmax
+            return True
+        self.server, self.xmax = snapshot.server, snapshot.xmax
         bound = self._bound(snapshot)
+        still_full: list[tuple[int, int]] = []
         for place, first in zip(ranges, snapshot.first, strict=True):
             if place.to_xid == _LAST_XID:
                 seen = min(first or (snapshot.xmax, 0), (bound, 0))
                 self.lanes[place.priority] = max(self.lanes[place.priority], seen)
-        still_full = [
-            (place.priority, place.from_xid)
-            for place, first in zip(ranges, snapshot.first, strict=True)
-            if place.to_xid != _LAST_XID and first is not None
-        ]
-        gone = sorted(self.stragglers - snapshot.in_progress)
-        self.ended = (*still_full, *((priority, xid) for xid in gone for priority in PRIORITIES))
+            elif first is not None:
+                still_full.append((place.priority, place.from_xid))
+        gone = self.stragglers - snapshot.in_progress
+        self.ended = tuple(sorted([*still_full, *_passed_over(gone, ranges)]))
         self.stragglers = frozenset(xid for xid in snapshot.in_progress if xid < bound)
         return bool(gone)
 
     def forget(self) -> None:
         """Start every lane from its beginning; nothing that was known is assumed."""
-        self.lanes = dict.fromkeys(PRIORITIES, (0, 0))
+        self.rescan()
         self.stragglers = frozenset()
-        self.ended = ()
         self.samples.clear()
+        self.server, self.xmax = None, 0
 
     def rescan(self) -> None:
         """Look at every lane from its beginning once more: the backstop, should the proof have a hole."""
         self.lanes = dict.fromkeys(PRIORITIES, (0, 0))
+        self.ended = ()  # the lanes hold them
 
     def _is_foreign(self, snapshot: Snapshot) -> bool:
-        if self.server is not None and snapshot.server != self.server:
-            return True
-        return bool(self.samples) and snapshot.xmax < self.samples[-1][1]
+        return self.server is not None and (snapshot.server != self.server or snapshot.xmax < self.xmax)
 
     def _bound(self, snapshot: Snapshot) -> int:
         """Return the xid that no mark may pass: the oldest young writer, or the snapshot's end."""
@@ -132,3 +134,15 @@ class LaneMarks:
         oldest_taken_s, oldest_xmax = self.samples[0]
         known_old = oldest_xmax if oldest_taken_s <= snapshot.taken_s - YOUNG_S else 0
         return min((xid for xid in snapshot.in_progress if xid >= known_old), default=snapshot.xmax)
+
+
+def _passed_over(gone: frozenset[int], ranges: Sequence[Range]) -> list[tuple[int, int]]:
+    """Return where ended stragglers may have rows that no lane holds.
+
+    A lane that had not come so far holds them by itself: it was read in the snapshot that shows them
+    decided. A range of their own would serve them before older jobs, and twice.
+    """
+    lanes = [place for place in ranges if place.to_xid == _LAST_XID]
+    return [
+        (place.priority, xid) for xid in gone for place in lanes if (place.from_xid, place.from_id) > (xid, 0)
+    ]
