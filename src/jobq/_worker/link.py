@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jobq._errors import DatabaseUnavailable
 from jobq._postgres import AsyncSession, reconnect_delay
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from jobq._operation import Operation
 
 T = TypeVar("T")
+_LAST_ANSWER_S: Final = 1.0
 _RNG: Final = random.Random()  # noqa: S311 - spreads load, guards nothing
 
 
@@ -29,6 +32,7 @@ class Link:
         self._schema = schema
         self._name = name
         self._session: AsyncSession | None = None
+        self._opening = asyncio.Lock()
         self._failures = 0
         self.generation = 0
 
@@ -43,16 +47,11 @@ class Link:
         Raises:
             DatabaseUnavailable: the server cannot be reached.
         """
-        if self._session is None or self._session.closed:
-            try:
-                self._session = await AsyncSession.open(
-                    self._conninfo, schema=self._schema, name=self._name, plan_settings=True
-                )
-            except DatabaseUnavailable:
-                self._failures += 1
-                raise
-            self.generation += 1
-        return self._session
+        async with self._opening:  # parts that share a link must not make two connections
+            if self._session is None or self._session.closed:
+                self._session = await self._to_its_end(self._connect())
+                self.generation += 1
+            return self._session
 
     async def run(self, operation: Operation[T]) -> T:
         """Run one operation.
@@ -63,13 +62,42 @@ class Link:
         """
         session = await self.open()
         try:
-            result = await session.run(operation)
-        except (DatabaseUnavailable, asyncio.CancelledError):
+            result = await self._to_its_end(session.run(operation))
+        except DatabaseUnavailable:
             self._failures += 1
             await self.close()
             raise
         self._failures = 0
         return result
+
+    async def _connect(self) -> AsyncSession:
+        try:
+            return await AsyncSession.open(
+                self._conninfo, schema=self._schema, name=self._name, plan_settings=True
+            )
+        except DatabaseUnavailable:
+            self._failures += 1
+            raise
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await something that is not torn in the middle when its task is cancelled.
+
+        A statement that is under way gets a moment to answer, so that the connection stays whole and
+        what it did is not left in doubt; one that does not is given up with its connection.
+        """
+        task = asyncio.create_task(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task], timeout=_LAST_ANSWER_S)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is None:
+                result: object = task.result()
+                if isinstance(result, AsyncSession):
+                    await result.close()
+            raise
 
     def retry_delay_s(self) -> float:
         """Return how long to wait before the next try: jittered, growing with failures in a row."""

@@ -1,0 +1,540 @@
+"""What becomes of a job, by what its handler does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import jobq
+from tests.support.inprocess import working
+from tests.support.polling import eventually_async
+
+SOON = jobq.ConstantBackoff(timedelta(milliseconds=10))
+HOUR = jobq.ConstantBackoff(timedelta(hours=1))
+
+
+@dataclass(frozen=True)
+class Number:
+    n: int
+
+
+@pytest.mark.matrix
+async def test_a_job_whose_handler_returns_is_completed(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    seen: list[tuple[int, Number]] = []
+
+    @jobs.handler("note")
+    async def note(job: jobq.Job, args: Number) -> None:
+        seen.append((job.id, args))
+
+    async with working(dsn, jobs) as bench:
+        enqueued = await bench.client.enqueue(note, Number(7))
+        row = await bench.ended(enqueued.id)
+    assert (row["state"], row["attempt"], row["failures"]) == ("completed", 1, 0)
+    assert seen == [(enqueued.id, Number(7))]
+
+
+async def test_a_sync_handler_runs_in_a_thread_of_the_workers_own(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    names: list[str] = []
+
+    @jobs.handler("note")
+    def note(job: jobq.Job, args: Number) -> None:
+        names.append(threading.current_thread().name)
+
+    async with working(dsn, jobs) as bench:
+        await bench.ended((await bench.client.enqueue(note, Number(7))).id)
+    assert names[0].startswith("jobq-handler")
+
+
+async def test_a_result_is_stored_when_asked_for_and_never_otherwise(dsn: str) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("kept", store_result=True)
+    async def kept(job: jobq.Job, args: Number) -> dict[str, int]:
+        return {"n": args.n}
+
+    @jobs.handler("dropped")
+    async def dropped(job: jobq.Job, args: Number) -> int:
+        return args.n
+
+    async with working(dsn, jobs) as bench:
+        one = await bench.client.enqueue(kept, Number(1970670598291982290))
+        two = await bench.client.enqueue(dropped, Number(2))
+        assert (await bench.ended(one.id))["result"] == {"n": 1970670598291982290}
+        assert (await bench.ended(two.id))["result"] is None
+
+
+@pytest.mark.parametrize("result", [b"bytes", float("nan"), "x" * 100_000], ids=["bytes", "nan", "too-large"])
+async def test_a_result_that_cannot_be_stored_is_a_recorded_failure(dsn: str, result: object) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("kept", store_result=True, max_attempts=1)
+    async def kept(job: jobq.Job, args: Number) -> object:
+        return result
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(kept, Number(1))
+        row = await bench.ended(job.id)
+        assert row["state"] == "discarded"
+        assert "ArgumentsEncodeError" in bench.errors(job.id)[0]["type"]
+
+
+@pytest.mark.matrix
+async def test_an_exception_means_retry_until_the_attempts_are_used_up(dsn: str) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("fails", max_attempts=3, backoff=SOON)
+    async def fails(job: jobq.Job, args: Number) -> None:
+        raise ValueError(f"attempt {job.attempt}, {job.failures} failures")
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(fails, Number(1))
+        row = await bench.ended(job.id)
+        errors = bench.errors(job.id)
+    assert (row["state"], row["attempt"], row["failures"]) == ("discarded", 3, 3)
+    assert "failed 3 of 3 times" in row["reason"]
+    assert [error["message"] for error in errors] == [
+        "attempt 1, 0 failures",
+        "attempt 2, 1 failures",
+        "attempt 3, 2 failures",
+    ]
+    first = errors[0]
+    assert first["type"] == "ValueError"
+    assert "raise ValueError" in first["traceback"]
+    assert first["worker"]
+    assert first["started_at"] <= first["ended_at"]
+
+
+async def test_a_retry_waits_for_the_backoff(dsn: str) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("fails", backoff=HOUR)
+    async def fails(job: jobq.Job, args: Number) -> None:
+        raise ValueError
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(fails, Number(1))
+        row = await bench.waits(job.id, "retry")
+    wait = row["run_at"] - datetime.now(UTC)
+    assert timedelta(minutes=53) < wait < timedelta(minutes=67)
+
+
+async def test_permanent_ends_the_job_at_once(dsn: str) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("fails")
+    async def fails(job: jobq.Job, args: Number) -> None:
+        raise jobq.Permanent("no recipient")
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(fails, Number(1))
+        row = await bench.ended(job.id)
+        errors = bench.errors(job.id)
+    assert (row["state"], row["attempt"], row["reason"]) == ("discarded", 1, "no recipient")
+    assert errors[0]["outcome"] == "permanent"
+
+
+async def test_retry_chooses_its_own_wait_and_uses_an_attempt(dsn: str) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("fails", max_attempts=2, backoff=HOUR)
+    async def fails(job: jobq.Job, args: Number) -> None:
+        raise jobq.Retry("busy", after=timedelta(milliseconds=5))
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(fails, Number(1))
+        row = await bench.ended(job.id)
+    assert (row["state"], row["failures"]) == ("discarded", 2)
+
+
+async def test_snooze_uses_no_attempt(dsn: str) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("sleepy", max_attempts=1)
+    async def sleepy(job: jobq.Job, args: Number) -> None:
+        if job.attempt < 4:
+            raise jobq.Snooze(timedelta(milliseconds=5))
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(sleepy, Number(1))
+        row = await bench.ended(job.id)
+        assert (row["state"], row["attempt"], row["failures"]) == ("completed", 4, 0)
+        assert bench.errors(job.id) == []
+
+
+async def test_s67_snoozes_do_not_inflate_the_backoff(dsn: str) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("sleepy")
+    async def sleepy(job: jobq.Job, args: Number) -> None:
+        if job.attempt <= 20:
+            raise jobq.Snooze(timedelta(0))
+        raise ValueError
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(sleepy, Number(1))
+        row = await bench.waits(job.id, "retry")
+    assert row["failures"] == 1
+    assert row["run_at"] - datetime.now(UTC) < timedelta(seconds=2)
+
+
+@pytest.mark.parametrize("wait", [timedelta.max, timedelta(days=100_000)])
+async def test_a_wait_beyond_all_measure_hurts_no_other_outcome(dsn: str, wait: timedelta) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("sleepy")
+    async def sleepy(job: jobq.Job, args: Number) -> None:
+        if args.n == 0:
+            raise jobq.Snooze(wait)
+        raise jobq.Permanent("done")
+
+    async with working(dsn, jobs) as bench:
+        first, *others = await bench.client.enqueue_many(jobq.NewJob(sleepy, Number(n)) for n in range(5))
+        await bench.waits(first.id, "snooze")
+        for other in others:
+            assert (await bench.ended(other.id))["state"] == "discarded"
+
+
+async def test_cancel_is_no_failure(dsn: str) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("unwanted")
+    async def unwanted(job: jobq.Job, args: Number) -> None:
+        raise jobq.Cancel("the order was withdrawn")
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(unwanted, Number(1))
+        row = await bench.ended(job.id)
+        assert (row["state"], row["reason"], row["failures"]) == ("cancelled", "the order was withdrawn", 0)
+        assert bench.errors(job.id) == []
+
+
+@pytest.mark.parametrize("swallows", [False, True], ids=["cancelled", "swallows-the-cancel"])
+async def test_s27_a_time_limit_is_recorded_as_a_timeout(dsn: str, *, swallows: bool) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("slow", timeout=timedelta(milliseconds=50), max_attempts=1)
+    async def slow(job: jobq.Job, args: Number) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if not swallows:
+                raise
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(slow, Number(1))
+        row = await bench.ended(job.id)
+        (error,) = bench.errors(job.id)
+    assert row["state"] == "discarded"
+    assert error["outcome"] == "timeout"
+    assert "time limit of 0.05 s" in error["message"]
+
+
+class _Own(BaseException):
+    pass
+
+
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+_EXCEPTIONS = [
+    asyncio.CancelledError("own"),
+    KeyboardInterrupt(),
+    SystemExit(3),
+    GeneratorExit(),
+    _Own("own"),
+    _Unprintable(),
+    ValueError("nul \x00 and \ud800"),
+]
+
+
+@pytest.mark.parametrize("mode", ["async", "thread"])
+async def test_s26_whatever_a_handler_raises_is_recorded_and_hurts_no_sibling(dsn: str, mode: str) -> None:
+    jobs = jobq.Jobs()
+
+    def misbehave(args: Number) -> None:
+        if args.n < len(_EXCEPTIONS):
+            raise _EXCEPTIONS[args.n]
+
+    if mode == "async":
+
+        @jobs.handler("odd", max_attempts=1)
+        async def odd(job: jobq.Job, args: Number) -> None:
+            misbehave(args)
+    else:
+
+        @jobs.handler("odd", max_attempts=1)
+        def odd(job: jobq.Job, args: Number) -> None:
+            misbehave(args)
+
+    async with working(dsn, jobs) as bench:
+        count = len(_EXCEPTIONS) + 5
+        enqueued = await bench.client.enqueue_many(jobq.NewJob(jobs.lookup("odd"), Number(n)) for n in range(count))
+        rows = [await bench.ended(job.id) for job in enqueued]
+        for job, row, error in zip(enqueued, rows, _EXCEPTIONS, strict=False):
+            assert row["state"] == "discarded"
+            (recorded,) = bench.errors(job.id)
+            assert recorded["type"].endswith(type(error).__name__)
+        assert {row["state"] for row in rows[len(_EXCEPTIONS) :]} == {"completed"}
+
+
+async def test_s65_a_long_history_stays_bounded_and_says_what_it_dropped(dsn: str) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("fails", max_attempts=30, backoff=jobq.ConstantBackoff(timedelta(0)))
+    async def fails(job: jobq.Job, args: Number) -> None:
+        raise ValueError("x" * 50_000)
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(fails, Number(1))
+        await bench.ended(job.id, 20)
+        errors = bench.errors(job.id)
+    assert [error["attempt"] for error in errors] == list(range(11, 31))
+    assert errors[-1]["omitted"] == 10
+    assert all(len(error["message"]) < 11_000 and len(error["traceback"]) < 21_000 for error in errors)
+
+
+async def test_s68_arguments_that_do_not_decode_fail_their_own_job_alone(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    ran: list[int] = []
+
+    @jobs.handler("note", max_attempts=2, backoff=SOON)
+    async def note(job: jobq.Job, args: Number) -> None:
+        ran.append(args.n)
+
+    async with working(dsn, jobs) as bench:
+        bad = await bench.client.enqueue("note", {"m": 1}, max_attempts=1)
+        newer = await bench.client.enqueue("note", {"n": 2, "unknown": "field"})
+        row = await bench.ended(bad.id)
+        await bench.ended(newer.id)
+        (error,) = bench.errors(bad.id)
+    assert (row["state"], error["outcome"], ran) == ("discarded", "undecodable", [2])
+    assert "`n`" in error["message"]
+
+
+async def test_s69_an_unknown_kind_is_parked_and_uses_no_attempt(dsn: str) -> None:
+    old, new = jobq.Jobs(), jobq.Jobs()
+
+    @old.handler("other")
+    async def other(job: jobq.Job, args: Number) -> None: ...
+
+    @new.handler("k")
+    async def known(job: jobq.Job, args: Number) -> None: ...
+
+    async with working(dsn, old) as bench:
+        enqueued = await bench.client.enqueue_many(jobq.NewJob(known, Number(n)) for n in range(100))
+        for job in enqueued:
+            assert (await bench.waits(job.id, "unknown kind"))["failures"] == 0
+        with psycopg.connect(dsn, autocommit=True) as connection:  # as if the pause were over
+            connection.execute("update jobq.scheduled set run_at = now() + interval '0.1 second'")
+        async with working(dsn, new) as other_bench:
+            for job in enqueued:
+
+                def ended(job_id: int = job.id) -> bool:
+                    row = other_bench.job(job_id)
+                    if row["reason"] == "unknown kind" and row["state"] == "scheduled":
+                        with psycopg.connect(dsn, autocommit=True) as hurry:
+                            hurry.execute("update jobq.scheduled set run_at = now()")
+                    return bool(row["state"] == "completed")
+
+                await eventually_async(ended)
+                assert other_bench.job(job.id)["failures"] == 0
+
+
+async def test_a_job_that_was_not_started_in_time_is_discarded_with_that_reason(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    ran: list[int] = []
+
+    @jobs.handler("late")
+    async def late(job: jobq.Job, args: Number) -> None:
+        ran.append(args.n)
+
+    async with jobq.AsyncClient(dsn) as client:
+        job = await client.enqueue(late, Number(1), expires_at=datetime.now(UTC) + timedelta(milliseconds=1))
+        await asyncio.sleep(0.01)
+    async with working(dsn, jobs) as bench:
+        row = await bench.ended(job.id)
+    assert (row["state"], row["reason"], ran) == ("discarded", "expired before it was started", [])
+
+
+async def test_on_discard_hears_of_every_discard_and_its_own_faults_hurt_nobody(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    heard: list[tuple[str, int, str]] = []
+
+    def own(job: jobq.Job, error: jobq.AttemptError) -> None:
+        heard.append(("own", job.id, error.message))
+        raise RuntimeError("a fault of the callback")
+
+    @jobs.on_discard
+    async def for_all(job: jobq.Job, error: jobq.AttemptError) -> None:
+        heard.append(("all", job.id, error.message))
+
+    @jobs.handler("fails", on_discard=own)
+    async def fails(job: jobq.Job, args: Number) -> None:
+        raise jobq.Permanent("over")
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(fails, Number(1))
+        await eventually_async(lambda: len(heard) == 2)
+    assert heard == [("own", job.id, "over"), ("all", job.id, "over")]
+
+
+async def test_on_discard_hears_of_jobs_that_the_rescuer_discards(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    heard: list[tuple[int, str]] = []
+
+    @jobs.on_discard
+    def note(job: jobq.Job, error: jobq.AttemptError) -> None:
+        heard.append((job.id, error.outcome))
+
+    @jobs.handler("k")
+    async def never(job: jobq.Job, args: Number) -> None: ...
+
+    async with jobq.AsyncClient(dsn) as client:
+        job = await client.enqueue(never, Number(1), queue="elsewhere")
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(
+                "with x as (delete from jobq.ready returning *) insert into jobq.running"
+                " (job_id, worker_id, queue, priority, attempt, failures, crashes)"
+                " select job_id, 1, queue, priority, 3, 0, 2 from x"
+            )
+    async with working(dsn, jobs, rescue_interval=timedelta(milliseconds=50)):
+        await eventually_async(lambda: heard)
+    assert heard == [(job.id, "crashed")]
+
+
+async def test_aliases_and_upgrades_run_old_jobs(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    seen: list[Number] = []
+
+    def upgrade(raw: dict[str, Any]) -> dict[str, Any]:
+        return {"n": raw.get("n", raw.get("number"))}
+
+    @jobs.handler("new_name", aliases=["old_name"], upgrade=upgrade)
+    async def renamed(job: jobq.Job, args: Number) -> None:
+        seen.append(args)
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue("old_name", {"number": 4})
+        await bench.ended(job.id)
+    assert seen == [Number(4)]
+
+
+async def test_a_job_knows_itself(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    seen: list[jobq.Job] = []
+
+    @jobs.handler("k", queue="mail", priority=3, max_attempts=7, timeout=timedelta(seconds=9))
+    async def look(job: jobq.Job, args: Number) -> None:
+        seen.append(job)
+
+    async with working(dsn, jobs, queues={"mail": 1}) as bench:
+        enqueued = await bench.client.enqueue(look, Number(1), meta={"trace": "é"}, tags=["a", 'b"\\,{}'])
+        await bench.ended(enqueued.id)
+    (job,) = seen
+    assert (job.id, job.kind, job.queue, job.priority) == (enqueued.id, "k", "mail", 3)
+    assert (job.attempt, job.failures, job.crashes, job.max_attempts, job.timeout_s) == (1, 0, 0, 7, 9.0)
+    assert (job.meta, job.tags) == ({"trace": "é"}, ("a", 'b"\\,{}'))
+    assert abs(job.created_at - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+async def test_slots_bound_what_runs_at_once_in_each_queue(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    running = {"a": 0, "b": 0}
+    most = {"a": 0, "b": 0}
+
+    @jobs.handler("k")
+    async def count(job: jobq.Job, args: Number) -> None:
+        running[job.queue] += 1
+        most[job.queue] = max(most[job.queue], running[job.queue])
+        await asyncio.sleep(0.002)
+        running[job.queue] -= 1
+
+    async with working(dsn, jobs, queues={"a": 3, "b": 5}) as bench:
+        new = [jobq.NewJob(count, Number(n), queue=queue) for n in range(100) for queue in ("a", "b")]
+        for job in await bench.client.enqueue_many(new):
+            await bench.ended(job.id)
+    assert most == {"a": 3, "b": 5}
+
+
+async def test_priority_is_strict_within_a_queue(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    order: list[int] = []
+
+    @jobs.handler("k")
+    async def note(job: jobq.Job, args: Number) -> None:
+        order.append(job.priority)
+
+    async with jobq.AsyncClient(dsn) as client:
+        enqueued = await client.enqueue_many(
+            jobq.NewJob(note, Number(n), priority=n % 19 - 9) for n in range(190)
+        )
+    async with working(dsn, jobs, queues={"default": 1}) as bench:
+        for job in enqueued:
+            await bench.ended(job.id)
+    assert order == sorted(order, reverse=True)
+
+
+async def test_s15_handlers_that_ignore_their_time_limit_do_not_hold_up_the_rest(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = jobq.Jobs()
+    release = threading.Event()
+
+    @jobs.handler("stubborn", timeout=timedelta(milliseconds=100), max_attempts=1)
+    def stubborn(job: jobq.Job, args: Number) -> None:
+        release.wait(30)
+
+    @jobs.handler("quick")
+    async def quick(job: jobq.Job, args: Number) -> None: ...
+
+    try:
+        async with working(
+            dsn, jobs, queues={"default": 6}, cancel_grace=timedelta(milliseconds=200)
+        ) as bench:
+            stuck = await bench.client.enqueue_many(jobq.NewJob(stubborn, Number(n)) for n in range(5))
+            quicks = await bench.client.enqueue_many(jobq.NewJob(quick, Number(n)) for n in range(10))
+            started = time.monotonic()
+            for job in quicks:
+                assert (await bench.ended(job.id))["state"] == "completed"
+            assert time.monotonic() - started < 5
+            await eventually_async(lambda: bench.worker.stats().stuck == 5)
+            assert bench.job(stuck[0].id)["state"] == "running"
+            assert sum("slot is given to the next job" in record.message for record in caplog.records) == 5
+            release.set()
+            for job in stuck:
+                assert (await bench.ended(job.id))["state"] == "discarded"
+                assert bench.errors(job.id)[0]["outcome"] == "timeout"
+    finally:
+        release.set()
+
+
+async def test_a_worker_full_of_stuck_handlers_stops_and_says_so(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    release = threading.Event()
+
+    @jobs.handler("stubborn", timeout=timedelta(milliseconds=50), max_attempts=1)
+    def stubborn(job: jobq.Job, args: Number) -> None:
+        release.wait(30)
+
+    try:
+        async with working(
+            dsn, jobs, queues={"default": 2}, cancel_grace=timedelta(milliseconds=50)
+        ) as bench:
+            stuck = await bench.client.enqueue_many(jobq.NewJob(stubborn, Number(n)) for n in range(2))
+            assert bench.run is not None
+            report = await asyncio.wait_for(asyncio.shield(bench.run), 10)
+        assert report.clogged
+        assert sorted(report.left_running) == sorted(job.id for job in stuck)
+    finally:
+        release.set()
