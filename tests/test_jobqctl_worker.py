@@ -1,0 +1,232 @@
+"""`jobqctl worker` in bad weather: the real program, with handlers that do not behave."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from tests.support.polling import eventually
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from tests.conftest import SpawnPython
+    from tests.support.processes import PythonProcess
+    from tests.support.proxy import TcpProxy
+
+ROOT: Final = Path(__file__).parents[1]
+STOP_MARGIN_S: Final = 5.0  # a whole stop takes the grace and at most this
+
+
+class Stage:
+    """One test's database, traces and worker."""
+
+    def __init__(self, spawn: SpawnPython, dsn: str, db: psycopg.Connection, folder: Path) -> None:
+        self._spawn, self._dsn, self.db, self._folder = spawn, dsn, db, folder
+
+    def enqueue(self, kind: str, *, timeout: str = "1 hour") -> int:
+        """Add a job; return its id, which is also the name of its traces."""
+        row = self.db.execute("select nextval('jobq.job_id_seq') + 1").fetchone()
+        assert row is not None
+        path = str(self._folder / str(row[0]))
+        row = self.db.execute(
+            "select id from jobq.enqueue(%s, %s, timeout => %s)", [kind, json.dumps({"path": path}), timeout]
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def start(self, *options: str, dsn: str | None = None) -> PythonProcess:
+        environment = {"DATABASE_URL": dsn or self._dsn}
+        command = ["-m", "jobq.cli", "worker", "tests.support.stormy:jobs", *options]
+        return self._spawn(*command, env=environment, cwd=ROOT)
+
+    def traces(self, job_id: int) -> list[float]:
+        """The times at which a job's handler was seen alive."""
+        path = self._folder / str(job_id)
+        return [float(line.split()[0]) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def await_runs(self, *job_ids: int) -> None:
+        for job_id in job_ids:
+            eventually(lambda job_id=job_id: self.traces(job_id), 20.0, what=f"job {job_id} runs")
+
+    def job(self, job_id: int) -> tuple[str, int, int, int]:
+        """State, attempt, failures and crashes."""
+        row = self.db.execute(
+            "select state, attempt, failures, crashes from jobq.jobs where id = %s", [job_id]
+        ).fetchone()
+        assert row is not None
+        return row
+
+    def ready_since(self, job_id: int) -> float:
+        row = self.db.execute(
+            "select date_part('epoch', run_at) from jobq.jobs where id = %s and state = 'ready'", [job_id]
+        ).fetchone()
+        assert row is not None
+        return float(row[0])
+
+    def running(self) -> int:
+        row = self.db.execute("select count(*) from jobq.running").fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+@pytest.fixture
+def stage(spawn_python: SpawnPython, dsn: str, db: psycopg.Connection, tmp_path: Path) -> Stage:
+    return Stage(spawn_python, dsn, db, tmp_path)
+
+
+def child_of(supervisor: PythonProcess) -> int:
+    """The process id of the worker process that was started last."""
+    return int(re.findall(r"started \(pid (\d+)\)", supervisor.output)[-1])
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# Stops
+
+
+@pytest.mark.parametrize("kind", ["swallow", "thread", "process"])
+def test_s22_handlers_that_ignore_their_cancellation_end_with_their_process(stage: Stage, kind: str) -> None:
+    job_id = stage.enqueue(kind)
+    supervisor = stage.start("--grace", "1")
+    stage.await_runs(job_id)
+    stopped_at = time.monotonic()
+    supervisor.terminate()
+    assert supervisor.wait() == 0, supervisor.output
+    assert time.monotonic() - stopped_at < 1.0 + STOP_MARGIN_S
+    assert stage.running() == 0
+    assert stage.job(job_id) == ("ready", 1, 0, 0)
+    # whatever it did, it did before anybody else could have started the job
+    last = stage.traces(job_id)
+    assert max(last) <= stage.ready_since(job_id)
+    time.sleep(0.2)  # nothing to wait for: it is its absence that counts
+    assert stage.traces(job_id) == last
+
+
+def test_s18_every_job_has_left_running_before_the_exit_recorded_or_handed_back(stage: Stage) -> None:
+    job_ids = [stage.enqueue(kind) for kind in ("second", "polite", "swallow", "thread", "polite", "second")]
+    supervisor = stage.start("--grace", "2")
+    stage.await_runs(*job_ids)
+    stopped_at = time.monotonic()
+    supervisor.terminate()
+    assert supervisor.wait() == 0, supervisor.output
+    assert time.monotonic() - stopped_at < 2.0 + STOP_MARGIN_S
+    assert stage.running() == 0
+    done, back = ("completed", 1, 0, 0), ("ready", 1, 0, 0)
+    assert [stage.job(job_id) for job_id in job_ids] == [done, back, back, back, back, done]
+
+
+@pytest.mark.parametrize("kind", ["swallow", "thread", "process"])
+def test_s24_a_second_signal_ends_at_once_and_the_job_is_claimable(stage: Stage, kind: str) -> None:
+    job_id = stage.enqueue(kind)
+    supervisor = stage.start("--grace", "60")
+    stage.await_runs(job_id)
+    supervisor.terminate()
+    supervisor.wait_for_output("SIGTERM: stopping")
+    again_at = time.monotonic()
+    supervisor.terminate()
+    assert supervisor.wait(5.0) == 128 + signal.SIGTERM, supervisor.output
+    assert time.monotonic() - again_at < 3.0
+    assert stage.job(job_id) == ("ready", 1, 0, 0)
+    assert max(stage.traces(job_id)) <= stage.ready_since(job_id)
+    assert "Traceback" not in supervisor.output
+
+
+def test_a_stop_while_the_database_is_away_ends_in_time(stage: Stage, proxy: TcpProxy) -> None:
+    job_ids = [stage.enqueue("swallow"), stage.enqueue("polite")]
+    supervisor = stage.start("--grace", "1", dsn=proxy.dsn)
+    stage.await_runs(*job_ids)
+    proxy.silence()
+    stopped_at = time.monotonic()
+    supervisor.terminate()
+    assert supervisor.wait() == 1, supervisor.output
+    assert time.monotonic() - stopped_at < 1.0 + STOP_MARGIN_S
+    assert "come back when their leases end" in supervisor.output
+
+
+def test_an_idle_worker_stops_at_once(stage: Stage) -> None:
+    supervisor = stage.start("--processes", "2")
+    eventually(lambda: supervisor.output.count("works on") == 2, 20.0)
+    stopped_at = time.monotonic()
+    supervisor.terminate()
+    assert supervisor.wait() == 0, supervisor.output
+    assert time.monotonic() - stopped_at < 3.0
+    assert stage.db.execute("select distinct end_reason from jobq.worker").fetchall() == [("stopped",)]
+
+
+def test_when_the_supervisor_is_killed_its_workers_stop_in_order(stage: Stage) -> None:
+    done, back = stage.enqueue("second"), stage.enqueue("polite")
+    supervisor = stage.start("--grace", "2")
+    stage.await_runs(done, back)
+    child = child_of(supervisor)
+    supervisor.kill()
+    eventually(lambda: not is_alive(child))
+    assert stage.job(done) == ("completed", 1, 0, 0)
+    assert stage.job(back) == ("ready", 1, 0, 0)
+
+
+def test_when_the_supervisor_is_killed_a_worker_that_cannot_stop_ends_itself(stage: Stage) -> None:
+    job_id = stage.enqueue("thread")
+    supervisor = stage.start("--grace", "1")
+    stage.await_runs(job_id)
+    child = child_of(supervisor)
+    supervisor.kill()
+    eventually(lambda: not is_alive(child), 1.0 + STOP_MARGIN_S)
+
+
+# Deaths
+
+
+def test_the_jobs_of_a_killed_worker_are_run_by_the_next_one_long_before_its_lease_ends(
+    stage: Stage,
+) -> None:
+    job_id = stage.enqueue("polite")
+    supervisor = stage.start("--grace", "0")
+    stage.await_runs(job_id)
+    first = child_of(supervisor)
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: stage.job(job_id) == ("running", 2, 0, 1))
+    eventually(lambda: len(stage.traces(job_id)) == 2)
+    assert child_of(supervisor) != first
+    assert f"(pid {first}) was killed by SIGKILL; another one starts in" in supervisor.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["exit", "sigkill"])
+def test_a_job_that_kills_its_process_is_discarded_and_its_19_neighbours_complete(
+    stage: Stage, kind: str
+) -> None:
+    innocents = [stage.enqueue("brief") for _ in range(10)]
+    poison = stage.enqueue(kind)
+    innocents += [stage.enqueue("brief") for _ in range(9)]
+    supervisor = stage.start("--queue", "default=20")
+    eventually(lambda: stage.job(poison)[0] == "discarded", 60.0)
+    eventually(lambda: {stage.job(job_id)[0] for job_id in innocents} == {"completed"}, 60.0)
+    _, attempts, failures, crashes = stage.job(poison)
+    assert (failures, crashes) == (0, 3)
+    assert attempts >= 3  # more, for a suspect that has to wait for another was claimed in vain
+    assert len(stage.traces(poison)) == 3
+    supervisor.wait_for_output(f"discarded {kind}: crashed")
+
+
+@pytest.mark.slow
+def test_a_worker_whose_event_loop_stays_blocked_is_replaced(stage: Stage) -> None:
+    blocker, other = stage.enqueue("block", timeout="0.5 s"), stage.enqueue("brief")
+    supervisor = stage.start("--lease", "3", "--heartbeat", "0.5", "--grace", "0.5")
+    eventually(lambda: stage.job(blocker)[0] == "discarded", 60.0)
+    eventually(lambda: stage.job(other)[0] == "completed", 20.0)
+    assert stage.job(blocker)[2:] == (0, 3)
+    assert "a handler blocked its event loop for too long" in supervisor.output
