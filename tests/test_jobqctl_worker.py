@@ -53,8 +53,7 @@ class Stage:
         return [float(line.split()[0]) for line in path.read_text().splitlines()] if path.exists() else []
 
     def await_runs(self, *job_ids: int) -> None:
-        for job_id in job_ids:
-            eventually(lambda job_id=job_id: self.traces(job_id), 20.0, what=f"job {job_id} runs")
+        eventually(lambda: all(map(self.traces, job_ids)), 20.0, what="all of them run")
 
     def job(self, job_id: int) -> tuple[str, int, int, int]:
         """State, attempt, failures and crashes."""

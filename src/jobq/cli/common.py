@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import click
 
 from jobq._errors import ConfigError, DatabaseUnavailable, Error
+from jobq._postgres import connection_string
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,12 +38,14 @@ def require_dsn(dsn: str | None) -> str:
 
     Raises:
         click.UsageError: there is none.
+        ConfigError: it cannot be read.
     """
     if dsn is None:
         raise click.UsageError(
             "which database? Set DATABASE_URL, or pass --dsn postgresql://user@host/name"
             " (--dsn '' takes PGHOST, PGDATABASE and so on)."
         )
+    connection_string(dsn, name="jobqctl")
     return dsn
 
 

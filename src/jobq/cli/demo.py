@@ -7,7 +7,7 @@ import sys
 import click
 
 from jobq._embedded.errors import EmbeddedError
-from jobq.cli.common import DSN_OPTION, EXIT_FAILED, Failure, explain_errors
+from jobq.cli.common import DSN_OPTION, EXIT_FAILED, Failure, explain_errors, require_dsn
 
 
 @click.command()
@@ -28,7 +28,7 @@ def demo(dsn: str | None, orders: int | None, lose: int) -> None:
             raise
         raise Failure("the demonstration needs a mail server: pip install 'jobq[demo]'") from error
     try:
-        complete = story.run(dsn, limit=orders, lose=lose)
+        complete = story.run(None if dsn is None else require_dsn(dsn), limit=orders, lose=lose)
     except EmbeddedError as error:
         raise Failure(f"{error}\n(or name a database of yours with DATABASE_URL or --dsn)") from error
     if not complete:

@@ -12,7 +12,7 @@ from jobq.cli.common import DSN_OPTION, EXIT_PENDING, SCHEMA_OPTION, explain_err
 @DSN_OPTION
 @SCHEMA_OPTION
 @click.option("--check", is_flag=True, help="Change nothing; exit with 3 when migrations are pending.")
-@click.option("--sql", is_flag=True, help="Print the SQL of all migrations, to run by other means.")
+@click.option("--sql", is_flag=True, help="Print the SQL of all migrations, for psql.")
 @click.pass_context
 @explain_errors
 def migrate(context: click.Context, dsn: str | None, schema: str, *, check: bool, sql: bool) -> None:

@@ -70,7 +70,13 @@ def parse_queues(
 @click.option(
     "--grace", default=30.0, show_default=True, metavar="SECONDS", help="For running handlers, at a stop."
 )
-@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
+@click.option(
+    "--log-level",
+    type=click.Choice(_LEVELS),
+    default="info",
+    show_default=True,
+    help="What goes to standard error.",
+)
 @explain_errors
 def worker(
     application: str,

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import SMTP
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from types import TracebackType
     from typing import Self
 
-    from aiosmtpd.smtp import SMTP, Envelope, Session
+    from aiosmtpd.smtp import Envelope, Session
 
 BUSY_DOMAIN: Final = "busy.example"
 GONE_DOMAIN: Final = "gone.example"
 BUSY_FOR_S: Final = 1.5  # after a busy address was first tried
+_CALL_TIMEOUT_S: Final = 10.0
 _TAKES_S: Final = 0.02  # what a server on the network might need for one e-mail
 _ORDER: Final = re.compile(rb"^Message-ID:\s*<\d+\.order-(\d+)@", re.MULTILINE | re.IGNORECASE)
 
@@ -29,28 +32,47 @@ class MailServer:
     Attributes:
         received: how many times the e-mail of each order was accepted: what really went out.
         refused: addresses that were turned away for good.
+        port: where it listens.
     """
 
     def __init__(self) -> None:
         self.received: Counter[int] = Counter()
         self.refused: set[str] = set()
         self._first_tried: dict[str, float] = {}
-        # port=0 is not for aiosmtpd's own self-test, which would connect to port 0
-        self._controller = _AnyPort(self, hostname="127.0.0.1", port=0)
+        self._listener: asyncio.Server | None = None
+        self.port = 0
 
     def __enter__(self) -> Self:
-        self._controller.start()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="mail server", daemon=True)
+        self._thread.start()
+        self._call(self._open())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._controller.stop()
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return self._controller.port
+    def _call(self, step: Coroutine[object, object, None]) -> None:
+        asyncio.run_coroutine_threadsafe(step, self._loop).result(_CALL_TIMEOUT_S)
+
+    async def _open(self) -> None:
+        self._listener = await self._loop.create_server(
+            lambda: SMTP(self, hostname="mail.example", loop=self._loop), "127.0.0.1", 0
+        )
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def _close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        conversations = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in conversations:
+            task.cancel()
+        await asyncio.gather(*conversations, return_exceptions=True)
 
     async def handle_RCPT(  # noqa: N802 - aiosmtpd's name
         self, _server: SMTP, _session: Session, envelope: Envelope, address: str, _options: list[str]
@@ -75,12 +97,3 @@ class MailServer:
             return "554 5.6.0 no order of this shop"
         self.received[int(order[1])] += 1
         return "250 OK"
-
-
-class _AnyPort(Controller):
-    """A controller that finds out which port it was given."""
-
-    def _trigger_server(self) -> None:
-        assert self.server is not None
-        self.port = self.server.sockets[0].getsockname()[1]
-        super()._trigger_server()

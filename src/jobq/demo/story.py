@@ -114,6 +114,8 @@ class _Story:
             self._crew.check()
             if accident_is_due and total - live >= len(self._orders) // 2:
                 accident_is_due = not self._accident()
+            if self._lose:
+                self._sabotage()
             if not shopping.is_alive() and live == 0:
                 return
             if time.monotonic() > deadline:
@@ -142,13 +144,13 @@ class _Story:
             f" starts. The {held} come back when the dead one's lease ends,"
             f" {LEASE.total_seconds():g} s after its last heartbeat (30 s by default)."
         )
-        if self._lose:
-            self._sabotage()
         return True
 
     def _sabotage(self) -> None:
         deleted = self._bookkeeper.delete(self._lose)
-        self._screen.say(f"Sabotage: {deleted} jobs are deleted behind the queue's back.")
+        self._lose -= deleted
+        if deleted:
+            self._screen.say(f"Sabotage: {deleted} jobs are deleted behind the queue's back.")
 
 
 class Crew:

@@ -28,7 +28,8 @@ select count(*) from {schema}.running r join {schema}.worker w on w.id = r.worke
 
 _DELETE: Final[LiteralString] = """
 with x as (
-    delete from {schema}.ready where ctid = any (array(select ctid from {schema}.ready limit %s)) returning 1
+    delete from {schema}.scheduled
+    where ctid = any (array(select ctid from {schema}.scheduled limit %s for update skip locked)) returning 1
 )
 select count(*) from x
 """
@@ -84,7 +85,7 @@ class Bookkeeper:
         return int(row[0])
 
     def delete(self, jobs: int) -> int:
-        """Delete waiting jobs behind the queue's back; return how many there were."""
+        """Delete jobs that wait for a retry behind the queue's back; return how many there were."""
         row = self._connection.execute(self._query(_DELETE), [jobs]).fetchone()
         assert row is not None
         return int(row[0])
