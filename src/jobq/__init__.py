@@ -10,44 +10,51 @@ A job that was committed runs, at least once, whatever dies. See README for the 
     async with jobq.AsyncClient(dsn) as client:
         await client.enqueue(send_email, EmailArgs("user@example.com"))
         await jobq.Worker(client, jobs).run()
+
+Each name below is loaded when it is first used, so that importing jobq to declare kinds loads no
+database driver.
 """
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from jobq._backoff import Backoff, ConstantBackoff, ExponentialBackoff, PolynomialBackoff
-from jobq._client import AsyncClient, Client
-from jobq._errors import (
-    ArgumentsDecodeError,
-    ArgumentsEncodeError,
-    ArgumentsError,
-    Cancel,
-    ClientClosed,
-    ConfigError,
-    DatabaseError,
-    DatabaseUnavailable,
-    DuplicateKind,
-    Error,
-    JobConflict,
-    JobNotFound,
-    LeaseLost,
-    Permanent,
-    Retry,
-    SchemaError,
-    SchemaMissing,
-    SchemaOutdated,
-    SchemaTooNew,
-    Signal,
-    Snooze,
-    TransactionError,
-)
-from jobq._jobs import Handler, Jobs
-from jobq._jobtype import JobType, NewJob
-from jobq._migrate import migrate
-from jobq._options import JobOptions, JobTypeOptions
-from jobq._types import AttemptError, Enqueued, Job, JobInfo, JobState
-from jobq._worker import Worker, WorkerConfig, WorkerReport, WorkerStats
+if TYPE_CHECKING:
+    from jobq._backoff import Backoff, ConstantBackoff, ExponentialBackoff, PolynomialBackoff
+    from jobq._client import AsyncClient, Client
+    from jobq._errors import (
+        ArgumentsDecodeError,
+        ArgumentsEncodeError,
+        ArgumentsError,
+        Cancel,
+        ClientClosed,
+        ConfigError,
+        DatabaseError,
+        DatabaseUnavailable,
+        DuplicateKind,
+        Error,
+        JobConflict,
+        JobNotFound,
+        LeaseLost,
+        Permanent,
+        Retry,
+        SchemaError,
+        SchemaMissing,
+        SchemaOutdated,
+        SchemaTooNew,
+        Signal,
+        Snooze,
+        TransactionError,
+    )
+    from jobq._jobs import Handler, Jobs
+    from jobq._jobtype import JobType, NewJob
+    from jobq._migrate import migrate
+    from jobq._options import JobOptions, JobTypeOptions
+    from jobq._types import AttemptError, Enqueued, Job, JobInfo, JobState
+    from jobq._worker import Worker, WorkerConfig, WorkerReport, WorkerStats
+
+__version__ = "0.1.0"
 
 __all__ = [
     "ArgumentsDecodeError",
@@ -96,3 +103,27 @@ __all__ = [
     "__version__",
     "migrate",
 ]
+
+_HOMES = {
+    "_backoff": ("Backoff", "ConstantBackoff", "ExponentialBackoff", "PolynomialBackoff"),
+    "_client": ("AsyncClient", "Client"),
+    "_jobs": ("Handler", "Jobs"),
+    "_jobtype": ("JobType", "NewJob"),
+    "_migrate": ("migrate",),
+    "_options": ("JobOptions", "JobTypeOptions"),
+    "_types": ("AttemptError", "Enqueued", "Job", "JobInfo", "JobState"),
+    "_worker": ("Worker", "WorkerConfig", "WorkerReport", "WorkerStats"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"jobq.{_HOME_OF.get(name, '_errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

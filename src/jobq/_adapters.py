@@ -1,184 +1,230 @@
-"""The caller's own connection: what ``tx=`` takes, chosen by its type's name, importing nothing.
+"""The caller's own connection: what ``tx=`` takes, known by its type's name, importing nothing.
 
-A job is written with the caller's connection, in the caller's transaction. jobq sends it one
-statement (a few with unique keys) and nothing else: no commit, no rollback, no savepoint, no setting.
-All that can be wrong with a job is found before anything is sent, for a statement that fails
-would take the caller's transaction with it.
+A job is written through the caller's connection, in the caller's transaction. jobq sends it one
+statement (a few with unique keys) and nothing else: no commit, no rollback, no savepoint, no
+setting. All that can be wrong with a job is found before anything is sent, for a statement that
+fails would take the caller's transaction with it. Rows are read past whatever row factory the
+connection has, and cursors are closed.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-import psycopg
 from psycopg.pq import TransactionStatus
 
 from jobq._driver_errors import map_error
 from jobq._errors import TransactionError
+from jobq._operation import Call, Row, Rows
 from jobq._postgres import async_cursor, execute, execute_async, sync_cursor, text_params
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Iterable
 
-    from jobq._operation import Call, Row, Rows
+SyncExecutor: TypeAlias = Callable[[Call], Rows]
+AsyncExecutor: TypeAlias = Callable[[Call], Awaitable[Rows]]
 
-SyncExecutor = "Callable[[Call], Rows]"
-AsyncExecutor = "Callable[[Call], Awaitable[Rows]]"
-
-_PLACEHOLDER: Final = re.compile(r"\$(\d+)")
 ACCEPTED: Final = (
-    "jobq.Client takes a psycopg.Connection, a SQLAlchemy Session or Connection, Django's connection "
-    "or a psycopg2 connection; jobq.AsyncClient takes a psycopg.AsyncConnection, an asyncpg Connection, "
-    "or a SQLAlchemy AsyncSession or AsyncConnection"
+    "jobq.Client takes a psycopg or psycopg2 connection, a SQLAlchemy Session or Connection, or Django's "
+    "connection; jobq.AsyncClient takes a psycopg AsyncConnection, an asyncpg Connection, or a SQLAlchemy "
+    "AsyncSession or AsyncConnection"
 )
 
+_PLACEHOLDER: Final = re.compile(r"\$(\d+)")
 
-def sync_executor(tx: Any) -> Callable[[Call], Rows]:
+
+class _Library(NamedTuple):
+    """One kind of connection.
+
+    Attributes:
+        package: where its class, or a base of it, is defined.
+        names: the class's names there.
+        bind: makes the executor of one connection.
+    """
+
+    package: str
+    names: frozenset[str]
+    bind: Callable[[Any], Any]
+
+
+def sync_executor(tx: object) -> SyncExecutor:
     """Return what executes statements on a blocking connection of the caller's.
 
     Raises:
-        TransactionError: it is no such connection, or its transaction has failed already.
+        TransactionError: it is no such connection, or cannot take a statement.
     """
-    if isinstance(tx, psycopg.Connection):
-        _refuse_failed(tx)
-        return functools.partial(execute, sync_cursor(tx), prepare=None)
-    match _family(tx):
-        case "psycopg2":
-            return functools.partial(_on_cursor, tx.cursor)
-        case "django":
-            return functools.partial(_on_cursor, tx.cursor)
-        case "sqlalchemy":
-            return functools.partial(_on_sqlalchemy, _sqlalchemy_connection(tx))
-        case "async":
-            raise TransactionError(
-                f"tx={type(tx).__name__}: an async connection goes with jobq.AsyncClient. {ACCEPTED}"
-            )
-        case _:
-            _refuse(tx)
+    executor: SyncExecutor = _find(tx, _sync_library, _async_library, "jobq.AsyncClient").bind(tx)
+    return executor
 
 
-def async_executor(tx: Any) -> Callable[[Call], Awaitable[Rows]]:
+def async_executor(tx: object) -> AsyncExecutor:
     """Return what executes statements on an async connection of the caller's.
 
     Raises:
-        TransactionError: it is no such connection, or its transaction has failed already.
+        TransactionError: it is no such connection, or cannot take a statement.
     """
-    if isinstance(tx, psycopg.AsyncConnection):
-        _refuse_failed(tx)
-        return functools.partial(execute_async, async_cursor(tx), prepare=None)
-    if isinstance(tx, psycopg.Connection) or _family(tx) not in {"async", None}:
-        raise TransactionError(
-            f"tx={type(tx).__name__}: a blocking connection goes with jobq.Client. {ACCEPTED}"
-        )
-    if _is_a(tx, "asyncpg", {"Connection", "PoolConnectionProxy"}):
-        return functools.partial(_on_asyncpg, tx)
-    if _is_a(tx, "sqlalchemy", {"AsyncSession", "async_scoped_session", "AsyncConnection"}):
-        return functools.partial(_on_async_sqlalchemy, tx)
-    _refuse(tx)
+    executor: AsyncExecutor = _find(tx, _async_library, _sync_library, "jobq.Client").bind(tx)
+    return executor
 
 
-def _refuse(tx: object) -> NoReturn:
-    raise TransactionError(f"tx={type(tx).__module__}.{type(tx).__qualname__} is no connection. {ACCEPTED}")
+_Lookup: TypeAlias = Callable[[type], "_Library | None"]
 
 
-def _refuse_failed(connection: psycopg.BaseConnection[Any]) -> None:
-    if connection.closed:
+def _find(tx: object, wanted: _Lookup, other: _Lookup, other_client: str) -> _Library:
+    kind = type(tx)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    found = wanted(kind)
+    if found is not None:
+        return found
+    if other(kind) is not None:
+        raise TransactionError(f"tx={name}: this connection goes with {other_client}. {ACCEPTED}")
+    raise TransactionError(f"tx={name}: not a connection that jobq knows. {ACCEPTED}")
+
+
+@functools.lru_cache(maxsize=256)
+def _sync_library(kind: type) -> _Library | None:
+    return _match(kind, _SYNC_LIBRARIES)
+
+
+@functools.lru_cache(maxsize=256)
+def _async_library(kind: type) -> _Library | None:
+    return _match(kind, _ASYNC_LIBRARIES)
+
+
+def _match(kind: type, libraries: Iterable[_Library]) -> _Library | None:
+    for library in libraries:
+        for base in kind.__mro__:
+            if base.__name__ in library.names and base.__module__.partition(".")[0] == library.package:
+                return library
+    return None
+
+
+def _refuse_failed(*, closed: object, status: int) -> None:
+    """Refuse a connection that libpq knows to be of no use; psycopg and psycopg2 number alike."""
+    if closed:
         raise TransactionError("tx: the connection is closed")
-    if connection.info.transaction_status == TransactionStatus.INERROR:
+    if status == TransactionStatus.INERROR:
         raise TransactionError("tx: its transaction has failed before this call; roll it back first")
 
 
-def _is_a(tx: object, package: str, names: set[str]) -> bool:
-    return any(
-        base.__name__ in names and base.__module__.partition(".")[0] == package for base in type(tx).__mro__
+def _bind_psycopg(tx: Any) -> SyncExecutor:
+    _refuse_failed(closed=tx.closed, status=tx.pgconn.transaction_status)
+    return functools.partial(execute, sync_cursor(tx))
+
+
+def _bind_async_psycopg(tx: Any) -> AsyncExecutor:
+    _refuse_failed(closed=tx.closed, status=tx.pgconn.transaction_status)
+    return functools.partial(execute_async, async_cursor(tx))
+
+
+def _bind_psycopg2(tx: Any) -> SyncExecutor:
+    _refuse_failed(closed=tx.closed, status=tx.info.transaction_status)
+    # The connection may make other cursors by default, whose rows are dicts. The module is
+    # there: the connection comes from it.
+    plain = sys.modules["psycopg2.extensions"].cursor
+    return functools.partial(_on_dbapi, functools.partial(tx.cursor, cursor_factory=plain))
+
+
+def _bind_django(tx: Any) -> SyncExecutor:
+    if tx.vendor != "postgresql":
+        raise TransactionError(f"tx: Django's connection {tx.alias!r} is to {tx.vendor}, not to PostgreSQL")
+    return functools.partial(_on_dbapi, tx.cursor)
+
+
+def _on_dbapi(make_cursor: Callable[[], Any], call: Call) -> Rows:
+    sql, values = _percent_call(call)
+    try:
+        with make_cursor() as cursor:
+            cursor.execute(sql, values)
+            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+    except Exception as error:
+        raise map_error(error) from error
+
+
+def _bind_sqlalchemy(tx: Any) -> SyncExecutor:
+    return functools.partial(_on_sqlalchemy, tx)
+
+
+def _on_sqlalchemy(tx: Any, call: Call) -> Rows:
+    try:
+        # A Session begins its transaction here if it has none; what it has pending is not flushed.
+        connection = tx if hasattr(tx, "exec_driver_sql") else tx.connection()
+        sql, values = _sqlalchemy_call(connection.dialect, call)
+        result = connection.exec_driver_sql(sql, values)
+        return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
+    except Exception as error:
+        raise map_error(error) from error
+
+
+def _sqlalchemy_call(dialect: Any, call: Call) -> tuple[str, tuple[Any, ...] | None]:
+    if dialect.name == "postgresql" and dialect.driver in {"psycopg", "psycopg_async", "psycopg2"}:
+        return _percent_call(call)
+    if dialect.name == "postgresql" and dialect.driver == "asyncpg":
+        return call.sql, tuple(call.params)
+    raise TransactionError(
+        f"tx: SQLAlchemy over {dialect.name}+{dialect.driver}; jobq knows postgresql over psycopg, psycopg2 "
+        "and asyncpg"
     )
 
 
-def _family(tx: object) -> str | None:
-    """Return which kind of connection this is, ``async`` for those that are awaited."""
-    if isinstance(tx, psycopg.AsyncConnection) or _is_a(tx, "asyncpg", {"Connection", "PoolConnectionProxy"}):
-        return "async"
-    if _is_a(tx, "sqlalchemy", {"AsyncSession", "async_scoped_session", "AsyncConnection"}):
-        return "async"
-    if _is_a(tx, "sqlalchemy", {"Session", "scoped_session", "Connection"}):
-        return "sqlalchemy"
-    if _is_a(tx, "psycopg2", {"connection"}):
-        return "psycopg2"
-    if _is_a(tx, "django", {"BaseDatabaseWrapper", "ConnectionProxy"}):
-        return "django"
-    return None
+def _bind_async_sqlalchemy(tx: Any) -> AsyncExecutor:
+    return functools.partial(_on_async_sqlalchemy, tx)
+
+
+async def _on_async_sqlalchemy(tx: Any, call: Call) -> Rows:
+    try:
+        connection = tx if hasattr(tx, "exec_driver_sql") else await tx.connection()
+        rows: Rows = await connection.run_sync(_on_sqlalchemy, call)
+    except Exception as error:
+        raise map_error(error) from error
+    return rows
+
+
+def _bind_asyncpg(tx: Any) -> AsyncExecutor:
+    if tx.is_closed():
+        raise TransactionError("tx: the connection is closed")
+    return functools.partial(_on_asyncpg, tx)
+
+
+async def _on_asyncpg(connection: Any, call: Call) -> Rows:
+    try:
+        rows: list[Row] = [tuple(row.values()) for row in await connection.fetch(call.sql, *call.params)]
+    except Exception as error:
+        raise map_error(error) from error
+    return rows
 
 
 @functools.lru_cache(maxsize=256)
 def _percent_style(sql: str) -> tuple[str, tuple[int, ...]]:
-    """Return a statement with ``%s`` for ``$n``, and which parameter each stands for."""
+    """Return a statement with ``%s`` for ``$n``, and which parameter each of them stands for."""
     order = tuple(int(number) - 1 for number in _PLACEHOLDER.findall(sql))
     return _PLACEHOLDER.sub("%s", sql.replace("%", "%%")), order
 
 
-def _in_order(call: Call) -> tuple[str, tuple[Any, ...]]:
+def _percent_call(call: Call) -> tuple[str, tuple[Any, ...] | None]:
+    if not call.params:
+        return call.sql, None
     sql, order = _percent_style(call.sql)
     values = text_params(call.params)
     return sql, tuple(values[i] for i in order)
 
 
-def _on_cursor(make_cursor: Callable[[], Any], call: Call) -> Rows:
-    """Execute on a DB-API cursor with ``%s``: psycopg2's, Django's."""
-    sql, values = _in_order(call)
-    try:
-        with make_cursor() as cursor:
-            cursor.execute(sql, values)
-            return _tuples(cursor.fetchall() if cursor.description else ())
-    except Exception as error:
-        raise map_error(error) from error
-
-
-def _sqlalchemy_connection(tx: Any) -> Any:
-    """Return the Connection of a Session, which begins its transaction if it has none yet."""
-    if _is_a(tx, "sqlalchemy", {"Session", "scoped_session"}):
-        try:
-            return tx.connection()
-        except Exception as error:
-            raise map_error(error) from error
-    return tx
-
-
-def _on_sqlalchemy(connection: Any, call: Call) -> Rows:
-    if connection.dialect.driver == "asyncpg":
-        sql, values = call.sql, tuple(call.params)
-    elif connection.dialect.driver in {"psycopg", "psycopg_async", "psycopg2"}:
-        sql, values = _in_order(call)
-    else:
-        raise TransactionError(
-            f"tx: SQLAlchemy over {connection.dialect.driver} is not supported. {ACCEPTED}"
-        )
-    try:
-        result = connection.exec_driver_sql(sql, values)
-        return _tuples(result.fetchall() if result.returns_rows else ())
-    except Exception as error:
-        raise map_error(error) from error
-
-
-async def _on_async_sqlalchemy(tx: Any, call: Call) -> Rows:
-    connection = tx
-    try:
-        if not _is_a(tx, "sqlalchemy", {"AsyncConnection"}):
-            connection = await tx.connection()
-    except Exception as error:
-        raise map_error(error) from error
-    rows: Rows = await connection.run_sync(_on_sqlalchemy, call)
-    return rows
-
-
-async def _on_asyncpg(connection: Any, call: Call) -> Rows:
-    try:
-        return _tuples(await connection.fetch(call.sql, *call.params))
-    except Exception as error:
-        raise map_error(error) from error
-
-
-def _tuples(rows: Sequence[Any]) -> list[Row]:
-    """Return plain tuples, whatever rows the caller's connection makes."""
-    return [tuple(row.values()) if isinstance(row, dict) else tuple(row) for row in rows]
+_SYNC_LIBRARIES: Final = (
+    _Library("psycopg", frozenset({"Connection"}), _bind_psycopg),
+    _Library("sqlalchemy", frozenset({"Session", "scoped_session", "Connection"}), _bind_sqlalchemy),
+    _Library("django", frozenset({"BaseDatabaseWrapper", "ConnectionProxy"}), _bind_django),
+    _Library("psycopg2", frozenset({"connection"}), _bind_psycopg2),
+)
+_ASYNC_LIBRARIES: Final = (
+    _Library("psycopg", frozenset({"AsyncConnection"}), _bind_async_psycopg),
+    _Library("asyncpg", frozenset({"Connection", "PoolConnectionProxy"}), _bind_asyncpg),
+    _Library(
+        "sqlalchemy",
+        frozenset({"AsyncSession", "async_scoped_session", "AsyncConnection"}),
+        _bind_async_sqlalchemy,
+    ),
+)

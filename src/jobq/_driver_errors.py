@@ -38,6 +38,9 @@ _MISSING_STATES: Final = frozenset({"42P01", "3F000"})  # table, schema
 _OUTDATED_STATES: Final = frozenset({"42703", "42883"})  # column, function
 _FAILED_TRANSACTION: Final = "25P02"
 _CONFLICT_CLASS: Final = "40"  # serialization failure, deadlock: the same again may succeed
+# SQLAlchemy and Django refuse statements in a transaction that they know to have failed, and on a
+# session that is bound to nothing.
+_REFUSED_BY_LIBRARY: Final = frozenset({"InvalidRequestError", "TransactionManagementError"})
 _MIGRATE: Final = "run `jobqctl migrate`, or `client.migrate()` at start"
 _CHAIN_LIMIT: Final = 8
 
@@ -77,6 +80,8 @@ def map_error(error: BaseException) -> Error:
         return error
     state = sqlstate_of(error)
     text = first_line(error)
+    if _REFUSED_BY_LIBRARY & {base.__name__ for base in type(error).__mro__}:
+        return TransactionError(f"tx: {text}")
     if state is None:
         return _map_client_side(error, text)
     if state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_STATES:

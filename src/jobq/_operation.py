@@ -8,6 +8,7 @@ two clients, and every statement of the worker, exists exactly once.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Generator, Sequence
 from datetime import datetime
@@ -75,6 +76,23 @@ async def run_async(operation: Operation[T], execute: Callable[[Call], Awaitable
         return result
 
 
+def atomic(operation: Operation[T]) -> Operation[T]:
+    """Run an operation in a transaction of its own, for a connection in autocommit.
+
+    Read committed whatever the default is: a statement that lost a race must see who won it.
+    """
+    yield Call("begin isolation level read committed, read write")
+    try:
+        result = yield from operation
+    except Error:
+        # A broken connection has rolled back by itself; the first error is the one to tell.
+        with contextlib.suppress(Error):
+            yield Call("rollback")
+        raise
+    yield Call("commit")
+    return result
+
+
 def array_literal(values: Sequence[Any]) -> str:
     """Write a list as PostgreSQL's text form of a one-dimensional array.
 
@@ -106,6 +124,6 @@ def quote_identifier(name: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def in_schema(sql: str, schema: str) -> str:
-    """Put the schema's quoted name where a statement says ``{schema}``, its literal where ``{schema_name}``."""
+    """Put the schema's quoted name for ``{schema}`` in a statement, its literal for ``{schema_name}``."""
     literal = "'" + schema.replace("'", "''") + "'"
     return sql.replace("{schema}", quote_identifier(schema)).replace("{schema_name}", literal)

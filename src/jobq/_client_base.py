@@ -1,0 +1,180 @@
+"""What the two clients have in common: their settings, and the making of rows.
+
+Nothing here waits for anything, so it stands once for both colours.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, Unpack, cast
+
+import psycopg.conninfo
+
+from jobq._enqueue import JobRow, enqueue_many, enqueue_one
+from jobq._errors import ClientClosed, ConfigError
+from jobq._jobtype import JobType, NewJob, prepare, prepare_many
+from jobq._limits import MAX_ARGUMENTS_BYTES
+from jobq._operation import Operation, atomic
+from jobq._options import DEFAULTS, resolve
+from jobq._postgres import connection_string
+from jobq._schema import validate_schema_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+    from jobq._options import JobOptions, JobTypeOptions, ResolvedOptions
+    from jobq._types import Enqueued
+
+P = TypeVar("P", bound="AsyncConnectionPool[Any] | ConnectionPool[Any]")
+_F = TypeVar("_F", bound="Callable[..., object]")
+
+# A call's arguments become one array parameter, and a value in PostgreSQL ends at 1 GiB: this many
+# characters stay below it whatever they are (4 bytes of UTF-8, or a backslash before each).
+MAX_CALL_CHARACTERS: Final = 256 * 1024 * 1024
+MAX_CALL_JOBS: Final = 1_000_000
+
+# What a pool passes to `connect` beside the connection string's own parameters.
+_NO_CONNINFO: Final = frozenset(
+    {"autocommit", "row_factory", "cursor_factory", "context", "prepare_threshold"}
+)
+
+
+def documented_by(other: object) -> Callable[[_F], _F]:
+    """Take over a docstring, so that what both clients say stands once."""
+
+    def document(function: _F) -> _F:
+        function.__doc__ = other.__doc__
+        return function
+
+    return document
+
+
+class ClientBase(Generic[P]):
+    """What both clients are made with.
+
+    A client is made anywhere and opened in the process that uses it. After a fork the child has
+    to open one of its own. Enqueues with ``tx=`` use no connection of the client's, so for them
+    it need not be open.
+
+    Args:
+        database: a connection string, or a psycopg pool of the client's own colour, which stays
+            yours to open and close.
+        schema: the schema that holds the queue, 1 to 63 bytes.
+        pool_min_size, pool_max_size: connections that the client's own pool keeps, and makes.
+        args_limit_bytes: the most that one job's arguments may have, in bytes of UTF-8 JSON.
+        notify: whether enqueues wake waiting workers; without, they find jobs by polling.
+        listen_dsn: a direct connection string for a worker's listener, where ``database`` goes
+            through a transaction pooler.
+        defaults: options that hold for every job where neither the call nor the kind says
+            otherwise; see :class:`jobq.JobTypeOptions`.
+
+    Raises:
+        ConfigError: something of it cannot work; the message names it.
+
+    Attributes:
+        schema, notify, listen_dsn: as they were given.
+    """
+
+    _pool_class: ClassVar[type[Any]]
+
+    def __init__(
+        self,
+        database: str | P,
+        *,
+        schema: str = "jobq",
+        pool_min_size: int = 1,
+        pool_max_size: int = 10,
+        args_limit_bytes: int = MAX_ARGUMENTS_BYTES,
+        notify: bool = True,
+        listen_dsn: str | None = None,
+        **defaults: Unpack[JobTypeOptions],
+    ) -> None:
+        if not 1 <= args_limit_bytes <= MAX_CALL_CHARACTERS:
+            raise ConfigError(f"args_limit_bytes={args_limit_bytes}: 1 to {MAX_CALL_CHARACTERS:,}")
+        if not 0 <= pool_min_size <= pool_max_size or pool_max_size < 1:
+            raise ConfigError(
+                f"pool_min_size={pool_min_size}, pool_max_size={pool_max_size}: 0 ≤ min ≤ max, and 1 ≤ max"
+            )
+        if not isinstance(database, str | self._pool_class):
+            raise ConfigError(
+                f"{type(self).__name__} takes a connection string or a {self._pool_class.__name__}, "
+                f"not {type(database).__module__}.{type(database).__qualname__}"
+            )
+        self.schema: Final = validate_schema_name(schema)
+        self.notify: Final = notify
+        self.listen_dsn: Final = listen_dsn
+        for text in (database, listen_dsn):
+            if isinstance(text, str):
+                connection_string(text, name="jobq")  # a mistake shows now
+        self._database: Final = database
+        self._given: Final[P | None] = None if isinstance(database, str) else database
+        self._sizes: Final = (pool_min_size, pool_max_size)
+        self._args_limit: Final = args_limit_bytes
+        self._defaults: Final[ResolvedOptions] = resolve(defaults, DEFAULTS)
+        self._own: P | None = None
+        self._opened_by: int | None = None
+        self._prepare: bool | None = None
+
+    @functools.cached_property
+    def conninfo(self) -> str:
+        """The connection string, for connections of one's own.
+
+        Raises:
+            ConfigError: the client was given a pool that computes its connection string.
+        """
+        if isinstance(self._database, str):
+            return self._database
+        pool: Any = self._database
+        conninfo, kwargs = pool.conninfo, pool.kwargs
+        if not isinstance(conninfo, str) or not isinstance(kwargs, dict | None):
+            raise ConfigError(
+                "a pool that computes its connection string serves no worker: give the client the string"
+            )
+        given = cast("dict[str, Any]", kwargs or {})
+        parts = {name: value for name, value in given.items() if name not in _NO_CONNINFO}
+        return psycopg.conninfo.make_conninfo(conninfo, **parts)
+
+    def _check_open(self) -> None:
+        if self._opened_by == os.getpid():
+            return
+        name = type(self).__name__
+        if self._opened_by is None:
+            block = "async with" if name.startswith("Async") else "with"
+            raise ClientClosed(f"the {name} is not open: use it in an `{block}` block, or call open()")
+        raise ClientClosed(
+            f"this {name} was opened by process {self._opened_by}, and this is process {os.getpid()}: after "
+            "a fork, open a client of its own in the child; connections cannot be shared"
+        )
+
+    def _enqueue(
+        self, kind: JobType[Any] | str, args: object, options: JobOptions, *, own: bool
+    ) -> Operation[Enqueued]:
+        """Check everything and return the operation; ``own``: on a connection of the client's."""
+        given = cast("dict[str, object]", options)
+        name, text, resolved = prepare(kind, args, given, self._defaults, self._args_limit)
+        operation = enqueue_one(self.schema, JobRow(name, text, *resolved), notify=self.notify)
+        # Several statements may follow with a unique key: together, and each with its own snapshot.
+        return atomic(operation) if own and resolved.unique_key is not None else operation
+
+    def _enqueue_many(self, jobs: Iterable[NewJob], *, own: bool) -> Operation[list[Enqueued]]:
+        first = list(islice(jobs, MAX_CALL_JOBS + 1))
+        if len(first) > MAX_CALL_JOBS:
+            raise ConfigError(
+                f"enqueue_many: more than {MAX_CALL_JOBS:,} jobs in one call; make several calls, in one "
+                "transaction if they belong together"
+            )
+        prepared = prepare_many(first, self._defaults, self._args_limit)
+        size = sum(len(text) for _, text, _ in prepared)
+        if size > MAX_CALL_CHARACTERS:
+            raise ConfigError(
+                f"enqueue_many: {size:,} characters of arguments in one call, and at most "
+                f"{MAX_CALL_CHARACTERS:,}: make several calls, in one transaction if they belong together"
+            )
+        rows = [JobRow(name, text, *resolved) for name, text, resolved in prepared]
+        operation = enqueue_many(self.schema, rows, notify=self.notify)
+        unique = any(row.unique_key is not None for row in rows)
+        return atomic(operation) if own and unique else operation
