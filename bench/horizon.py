@@ -103,7 +103,7 @@ class Flow:
     def rest(self) -> Edge:
         """Wait until all is done and every session has reported; return the counters."""
         self._await(self.sent)
-        time.sleep(self._lab.pick(full=REST_S, quick=REST_S, tiny=0.1))
+        time.sleep(REST_S)
         self.push(REPORT_JOBS)
         self._await(self.sent)
         time.sleep(_SETTLE_S)

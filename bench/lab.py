@@ -118,9 +118,11 @@ class Lab:
         meter: reads the server.
     """
 
-    def __init__(self, server: EmbeddedPostgres, meter: Meter, pin: Pin, size: Size) -> None:
+    def __init__(
+        self, server: EmbeddedPostgres, meter: Meter, pin: Pin, cores: list[int] | None, size: Size
+    ) -> None:
         self.pin: Final = pin
-        self.cores: Final = cores_of(pin)
+        self.cores: Final = cores
         self.size: Final = size
         self.meter: Final = meter
         self._server = server
@@ -221,11 +223,13 @@ def open_lab(pin: Pin, size: Size, bin_dir: Path | None = None) -> Iterator[Lab]
         folder = stack.enter_context(_folder_on_disk())
         server = EmbeddedPostgres(folder, bin_dir, SERVER_SETTINGS)
         stack.callback(server.close)
-        with _pinned(cores_of(pin)):
+        cores = cores_of(pin)
+        with _pinned(cores):
             server.start()  # all its processes descend from the one that inherits the pin
         assert server.pid is not None
+        stack.enter_context(_pinned(_other_cores(cores)))  # the bench itself stays out of the way
         meter = stack.enter_context(Meter(server.dsn(), server.pid))
-        lab = Lab(server, meter, pin, size)
+        lab = Lab(server, meter, pin, cores, size)
         stack.callback(lab.close)
         yield lab
 
@@ -240,6 +244,12 @@ def _folder_on_disk() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _other_cores(cores: list[int] | None) -> list[int] | None:
+    if cores is None:
+        return None
+    return sorted(os.sched_getaffinity(0) - set(cores)) or None
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, LiteralString, Self
 
 import psycopg
 
@@ -77,7 +77,7 @@ class Meter:
         """
         return self._one("select blks_hit from pg_stat_database where datname = %s", database)
 
-    def _one(self, sql: str, *parameters: object) -> int:
+    def _one(self, sql: LiteralString, *parameters: object) -> int:
         row = self._connection.execute(sql, parameters).fetchone()
         assert row is not None
         return int(row[0])

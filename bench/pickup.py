@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from bench.result import Cost
 
 FLOORS: Final = {50: Floor("value", 3.0, at_least=False), 99: Floor("value", 15.0, at_least=False)}
-CHANNEL: Final = "bench"
+CHANNEL: Final = "bench"  # written out where SQL takes no parameter
 _INTERVAL_S: Final = (0.005, 0.105)
 _READY_TIMEOUT_S: Final = 30.0
-_SILENCE_TIMEOUT_S: Final = 60.0
+_LISTEN_TIMEOUT_S: Final = 240.0
 
 
 def run(lab: Lab) -> Iterator[Result]:
@@ -67,7 +67,7 @@ def _sample(
         enqueuer.call(commit_alternately, database.dsn, warm_up, 0)
         before, worker_cpu_s = lab.meter.read(), worker.cpu_s()
         commits = enqueuer.call(commit_alternately, database.dsn, samples, warm_up).value
-        starts = {start.number: start.monotonic_s for start in worker.result().value[0]}
+        starts = {start.number: start.monotonic_s for start in worker.result().value}
         heard: dict[int, float] = listener.result().value
         window = Window.between(before, lab.meter.read(), cpu_between(worker_cpu_s, worker.cpu_s()))
     job_ms = [(starts[number] - job_s) * 1e3 for number, job_s, _ in commits]
@@ -75,18 +75,18 @@ def _sample(
     return job_ms, bare_ms, window.cost(samples)
 
 
-LISTENER_IS_THERE: Final = f"""
+LISTENER_IS_THERE: Final = """
 select from pg_stat_activity
-where datname = current_database() and query = 'listen {CHANNEL}' and state = 'idle'
+where datname = current_database() and query = 'listen bench' and state = 'idle'
 """
 
 
 def listen(dsn: str, notifications: int) -> dict[int, float]:
     """Receive so many notifications; return when each came, by its number. For a hand."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f"listen {CHANNEL}")
+        connection.execute("listen bench")
         heard: dict[int, float] = {}
-        for notification in connection.notifies(timeout=_SILENCE_TIMEOUT_S):
+        for notification in connection.notifies(timeout=_LISTEN_TIMEOUT_S):
             heard[int(notification.payload)] = time.monotonic()
             if len(heard) == notifications:
                 return heard

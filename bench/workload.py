@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, LiteralString, Self, TypeVar
 
 import jobq
 from bench import hands
@@ -16,7 +16,7 @@ from bench.meter import server_cpu_s as read_server_cpu_s
 from bench.payload import KIND
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     import psycopg
 
@@ -171,48 +171,28 @@ class Start:
     system_s: float
 
 
-def time_starts(dsn: str, probes: int, timers_s: Sequence[float] = ()) -> tuple[list[Start], list[float]]:
-    """Run so many probes as they come. For a hand.
-
-    Args:
-        dsn: the database.
-        probes: how many.
-        timers_s: seconds from now on at which to note how late a timer of the loop fires.
-
-    Returns:
-        The starts in their order, and how many seconds late each timer was.
-    """
-    return run_async(_time_starts(dsn, probes, timers_s))
+def time_starts(dsn: str, probes: int) -> list[Start]:
+    """Run so many probes as they come; return their starts in order. For a hand."""
+    return run_async(_time_starts(dsn, probes))
 
 
-async def _time_starts(dsn: str, probes: int, timers_s: Sequence[float]) -> tuple[list[Start], list[float]]:
+async def _time_starts(dsn: str, probes: int) -> list[Start]:
     registry = jobq.Jobs()
     starts: list[Start] = []
-    late_s: list[float] = []
-    loop = asyncio.get_running_loop()
-    done = asyncio.Event()
-
-    def check() -> None:
-        if len(starts) >= probes and len(late_s) >= len(timers_s):
-            done.set()
-
-    def fire(due_s: float) -> None:
-        late_s.append(loop.time() - due_s)
-        check()
+    all_ran = asyncio.Event()
 
     @registry.handler(PROBE)
     async def probe(job: jobq.Job, args: ProbeArgs) -> None:  # noqa: ARG001
         starts.append(Start(args.number, time.monotonic(), time.time()))
-        check()
+        if len(starts) >= probes:
+            all_ran.set()
 
     async with asyncio.timeout(_TIMEOUT_S), working(dsn, registry, DEFAULT_SLOTS):
-        for after_s in timers_s:
-            loop.call_at(loop.time() + after_s, fire, loop.time() + after_s)
-        await done.wait()
-    return starts, late_s
+        await all_ran.wait()
+    return starts
 
 
-def await_one_row(connection: psycopg.Connection[Any], sql: str, timeout_s: float) -> None:
+def await_one_row(connection: psycopg.Connection[Any], sql: LiteralString, timeout_s: float) -> None:
     """Poll until a query returns a row.
 
     Raises:
