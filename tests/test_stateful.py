@@ -1,0 +1,337 @@
+"""Any sequence of operations against a small model: states, counters, order, keys and fences.
+
+After each step the database and the model say the same of every job, so each stands in exactly one
+table, and an outcome of an attempt that is over has changed nothing. At the end all jobs end.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import jobq._outcomes
+from jobq._duties import end, promote, rescue
+from jobq._enqueue import enqueue_many
+from jobq._errors import JobConflict
+from jobq._operate import cancel_job, retry_job
+from jobq._outcomes import Settlement, complete, release, settle
+from tests.support.storage import BOOM, SCHEMA, TABLES, Place, Storage, job_row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobq._operation import Operation
+
+CRASH_LIMIT: Final = 3
+FINAL: Final = ("completed", "discarded", "cancelled")
+OUTCOMES: Final = ("complete", "fail", "snooze", "park", "hand back", "cancel", "discard")
+
+
+@dataclass
+class Job:
+    """What the model knows of a job; ``turn`` is the step at which it became ready."""
+
+    id: int
+    priority: int
+    max_attempts: int
+    key: bytes | None
+    table: str
+    turn: int
+    attempt: int = 0
+    failures: int = 0
+    crashes: int = 0
+    worker: int | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.table not in FINAL
+
+    @property
+    def holder(self) -> int | None:
+        return self.worker if self.table == "running" else None
+
+    def ready(self, turn: int) -> None:
+        self.table, self.turn, self.worker = "ready", turn, None
+
+    def wait(self) -> None:
+        self.table, self.worker = "scheduled", None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim that was once made, whatever became of it."""
+
+    job: Job = field(repr=False)
+    job_id: int
+    attempt: int
+    worker: int
+
+    @property
+    def holds(self) -> bool:
+        return (self.job.table, self.job.attempt, self.job.worker) == ("running", self.attempt, self.worker)
+
+
+def outcome_of(claim: Claim, outcome: str) -> Operation[set[int]]:
+    """Return what a worker does at the end of an attempt, from what it knew when it claimed."""
+    if outcome == "complete":
+        return complete(SCHEMA, claim.worker, [(claim.job_id, claim.attempt)], {})
+    is_last = claim.job.failures + 1 >= claim.job.max_attempts
+    settlement = Settlement(claim.job_id, claim.attempt, "ready")
+    if outcome == "fail":
+        settlement = settlement._replace(
+            to="discarded" if is_last else "scheduled", reason="retry", failed=True, failure=BOOM
+        )
+    elif outcome in {"snooze", "park"}:
+        reason = "snooze" if outcome == "snooze" else "unknown kind"
+        settlement = settlement._replace(to="scheduled", reason=reason)
+    elif outcome == "cancel":
+        settlement = settlement._replace(to="cancelled", reason="no")
+    elif outcome == "discard":
+        settlement = settlement._replace(to="discarded", reason="no", failed=True, failure=BOOM)
+    return settle(SCHEMA, claim.worker, "w", [settlement], notify=False)
+
+
+class Histories(RuleBasedStateMachine):
+    def __init__(self, store: Storage) -> None:
+        super().__init__()
+        self.store = store
+        store.sql("; ".join(f"delete from jobq.{table}" for table in TABLES))
+        self.jobs: dict[int, Job] = {}
+        self.claims: list[Claim] = []
+        self.ids = itertools.count(1)
+        self.turns = itertools.count(1)
+        self.workers: list[int] = []
+        for _ in range(2):
+            self._start_worker()
+
+    def _start_worker(self) -> None:
+        self.workers.append(self.store.worker(next(self.ids)))
+
+    def _holder(self, key: bytes | None) -> Job | None:
+        live = [job for job in self.jobs.values() if job.key == key and job.is_live]
+        assert key is None or len(live) < 2, "two live jobs hold one key"
+        return live[0] if live and key is not None else None
+
+    # -- clients and operators -----------------------------------------------------------------------
+
+    @rule(
+        keys=st.lists(st.sampled_from([None, None, b"a" * 16, b"b" * 16]), min_size=1, max_size=4),
+        priority=st.sampled_from([0, 0, 5]),
+        is_later=st.sampled_from([False, False, True]),
+        max_attempts=st.integers(1, 3),
+    )
+    def enqueue(self, keys: list[bytes | None], priority: int, max_attempts: int, *, is_later: bool) -> None:
+        rows = [
+            job_row(
+                priority=priority,
+                max_attempts=max_attempts,
+                delay_s=3600.0 if is_later else None,
+                unique_key=key,
+            )
+            for key in keys
+        ]
+        turn = next(self.turns)
+        made = self.store.run(enqueue_many(SCHEMA, rows, notify=False))
+        for key, answer in zip(keys, made, strict=True):
+            holder = self._holder(key)
+            assert answer.inserted == (holder is None)
+            if holder is not None:
+                assert answer.id == holder.id
+                continue
+            table = "scheduled" if is_later else "ready"
+            self.jobs[answer.id] = Job(answer.id, priority, max_attempts, key, table, turn)
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        job = self._any_job(data)
+        operation = cancel_job(SCHEMA, job.id, "not wanted")
+        if job.table in {"ready", "scheduled"}:
+            self.store.run(operation)
+            job.table = "cancelled"
+        else:
+            with pytest.raises(JobConflict):
+                self.store.run(operation)
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        job = self._any_job(data)
+        turn = next(self.turns)
+        operation = retry_job(SCHEMA, job.id, notify=False)
+        if job.is_live or self._holder(job.key):
+            with pytest.raises(JobConflict):
+                self.store.run(operation)
+        else:
+            self.store.run(operation)
+            job.failures = job.crashes = 0
+            job.ready(turn)
+
+    def _any_job(self, data: st.DataObject) -> Job:
+        return self.jobs[data.draw(st.sampled_from(sorted(self.jobs)))]
+
+    # -- workers -------------------------------------------------------------------------------------
+
+    @rule(which=st.integers(0, 1), limit=st.integers(1, 4))
+    def claim(self, which: int, limit: int) -> None:
+        worker = self.workers[which]
+        ready = [job for job in self.jobs.values() if job.table == "ready"]
+        ready.sort(key=lambda job: (-job.priority, job.turn, job.id))
+        claimed = self.store.claim(worker, limit)
+        assert [job.job_id for job in claimed] == [job.id for job in ready[:limit]]
+        for row, job in zip(claimed, ready, strict=False):
+            job.table, job.worker, job.attempt = "running", worker, job.attempt + 1
+            assert (row.attempt, row.failures, row.crashes) == (job.attempt, job.failures, job.crashes)
+            self.claims.append(Claim(job, job.id, job.attempt, worker))
+
+    @precondition(lambda self: any(claim.holds for claim in self.claims))
+    @rule(data=st.data(), outcome=st.sampled_from(OUTCOMES))
+    def outcome(self, data: st.DataObject, outcome: str) -> None:
+        claim = data.draw(st.sampled_from([claim for claim in self.claims if claim.holds]))
+        turn = next(self.turns)
+        assert self.store.run(outcome_of(claim, outcome)) == {claim.job_id}
+        self._settled(claim.job, outcome, turn)
+
+    def _settled(self, job: Job, outcome: str, turn: int) -> None:
+        job.failures += outcome in {"fail", "discard"}
+        if outcome == "complete":
+            job.table = "completed"
+        elif outcome == "cancel":
+            job.table = "cancelled"
+        elif outcome == "discard" or (outcome == "fail" and job.failures >= job.max_attempts):
+            job.table = "discarded"
+        elif outcome == "hand back":
+            job.ready(turn)
+        else:
+            job.wait()
+
+    @precondition(lambda self: not all(claim.holds for claim in self.claims))
+    @rule(data=st.data(), outcome=st.sampled_from(OUTCOMES))
+    def late_outcome(self, data: st.DataObject, outcome: str) -> None:
+        """Report an attempt that was rescued, settled or handed back: it is nobody's business now."""
+        claim = data.draw(st.sampled_from([claim for claim in self.claims if not claim.holds]))
+        assert self.store.run(outcome_of(claim, outcome)) == set()
+
+    @rule(which=st.integers(0, 1), keeps_one=st.booleans())
+    def release(self, which: int, *, keeps_one: bool) -> None:
+        worker, turn = self.workers[which], next(self.turns)
+        held = [job for job in self.jobs.values() if job.worker == worker and job.table == "running"]
+        keep = [job.id for job in held[:1]] if keeps_one else []
+        given = self.store.run(release(SCHEMA, worker, keep))
+        assert sorted(given) == sorted(job.id for job in held if job.id not in keep)
+        for job_id in given:
+            self.jobs[job_id].ready(turn)
+
+    @rule(which=st.integers(0, 1))
+    def crash(self, which: int) -> None:
+        assert self.store.run(end(SCHEMA, self.workers.pop(which), "died"))
+        self._start_worker()
+
+    @rule()
+    def rescue(self) -> None:
+        turn = next(self.turns)
+        orphans = [j for j in self.jobs.values() if j.table == "running" and j.worker not in self.workers]
+        answer = self.store.run(rescue(SCHEMA, CRASH_LIMIT, 1000))
+        assert {job.job_id for job in answer} == {job.id for job in orphans}
+        for job in orphans:
+            job.crashes += 1
+            if job.crashes == 1:
+                job.ready(turn)
+            elif job.crashes < CRASH_LIMIT:
+                job.wait()
+            else:
+                job.table = "discarded"
+
+    @rule()
+    def promote(self) -> None:
+        turn = next(self.turns)
+        waiting = [job for job in self.jobs.values() if job.table == "scheduled"]
+        later = datetime.now(UTC) + timedelta(days=1)
+        assert self.store.run(promote(SCHEMA, None, 1000, notify=False, now=later)).jobs == len(waiting)
+        for job in waiting:
+            job.ready(turn)
+
+    # -- what must hold ------------------------------------------------------------------------------
+
+    @invariant()
+    def each_job_stands_in_one_table_as_the_model_has_it(self) -> None:
+        real = {job_id: [_known(place) for place in where] for job_id, where in self.store.places().items()}
+        assert real == {
+            job.id: [(job.table, job.attempt, job.failures, job.crashes, job.holder)]
+            for job in self.jobs.values()
+        }
+
+    def teardown(self) -> None:
+        """Whatever has happened, every job ends once workers go on."""
+        for _ in range(CRASH_LIMIT + 1):
+            self.rescue()
+            self.promote()
+            self.release(0, keeps_one=False)
+            self.release(1, keeps_one=False)
+            for job in self.store.claim(self.workers[0], 1000):
+                self.store.run(complete(SCHEMA, self.workers[0], [(job.job_id, job.attempt)], {}))
+                self.jobs[job.job_id].table = "completed"
+        assert {job.table for job in self.jobs.values()} <= set(FINAL)
+        places = self.store.places()
+        assert {job_id: [place.table for place in where] for job_id, where in places.items()} == {
+            job.id: [job.table] for job in self.jobs.values()
+        }
+
+
+def _known(place: Place) -> tuple[str, int, int, int, int | None]:
+    """Return what the model knows too; it forgets who ran a job that has ended or waits."""
+    worker_id = place.worker_id if place.table == "running" else None
+    return (place.table, place.attempt, place.failures, place.crashes, worker_id)
+
+
+def over(store: Storage) -> type[RuleBasedStateMachine]:
+    """Return the machine over one database, as hypothesis makes it anew for each history."""
+
+    class Bound(Histories):
+        def __init__(self) -> None:
+            super().__init__(store)
+
+    return Bound
+
+
+SETTINGS: Final = settings(max_examples=100, stateful_step_count=40, deadline=None, print_blob=False)
+
+
+@pytest.fixture
+def store(dsn: str) -> Iterator[Storage]:
+    with Storage(dsn) as storage:
+        yield storage
+
+
+@pytest.mark.matrix
+def test_no_sequence_of_operations_loses_doubles_or_corrupts_a_job(store: Storage) -> None:
+    run_state_machine_as_test(over(store), settings=SETTINGS)
+
+
+def test_without_the_fence_the_same_sequences_go_wrong(
+    store: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fence = "and attempt = o.attempt and worker_id = $3::int8"
+    nothing = "and o.attempt is not null and $3::int8 is not null"
+    for name in ("COMPLETE", "SETTLE"):
+        statement: str = getattr(jobq._outcomes, name)
+        assert fence in statement
+        monkeypatch.setattr(jobq._outcomes, name, statement.replace(fence, nothing))
+    first_found = settings(
+        SETTINGS, max_examples=500, database=None, phases=[Phase.generate], report_multiple_bugs=False
+    )
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(over(store), settings=first_found)
