@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jobq
+from bench.hands import HandFailed
 from bench.lab import BenchError, Pin, Size, open_lab
 from bench.registry import BENCHES
 from bench.report import print_report
-from jobq.embedded import EmbeddedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in names:
             _run(name, Pin(options.pin), options)
-    except (BenchError, EmbeddedError) as error:
+    except (BenchError, HandFailed, jobq.Error) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     return 0
