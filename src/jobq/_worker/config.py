@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SLOTS: Final = 20
 _RENEWALS_A_LEASE: Final = 3  # so that one renewal may fail or be late and two still come in time
+_LONGEST_ANSWER_S: Final = 30.0  # the server ends its statements sooner by itself
+_SHORTEST_ANSWER_S: Final = 2.0  # a busy server may take this long, however short the lease is
 
 
 def _default_queues() -> dict[str, int]:
@@ -26,7 +28,8 @@ class WorkerConfig:
     Attributes:
         queues: slots for each queue: how many of its jobs run at once in this process.
         lease: for how long after its last heartbeat a worker counts as alive. When it ends, its
-            jobs are taken back. The price of a longer one is a later rescue.
+            jobs are taken back. The price of a longer one is a later rescue. A connection whose
+            server says nothing for a third of it is given up and made anew.
         heartbeat: how often the lease is renewed; at most a third of the lease.
         poll: how often an idle worker looks for jobs without having been notified.
         grace: how long running handlers may go on once a stop was asked for.
@@ -78,6 +81,11 @@ class WorkerConfig:
             "heartbeat",
             f"at most a third of the lease ({self.lease}), so that a late one does not end it",
         )
+
+    @property
+    def answer_limit_s(self) -> float:
+        """Seconds after which a silent server is given up: there is time for a second try in a lease."""
+        return min(_LONGEST_ANSWER_S, max(_SHORTEST_ANSWER_S, self.lease.total_seconds() / 3))
 
     def _check_queues(self) -> None:
         _require(len(self.queues) >= 1, "queues", "at least one queue, such as {'default': 20}")

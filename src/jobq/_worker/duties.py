@@ -34,6 +34,7 @@ _RESCAN_COST_FACTOR: Final = 50.0  # …and never for more than 2 % of the time
 _FORGET_WORKERS_S: Final = 7 * 86_400.0
 _MOST_PASSES: Final = 100  # of one rescue, so that it comes to an end under any load
 _SHORTEST_PAUSE_S: Final = 0.002
+_LONGEST_RETRY_S: Final = 5.0  # between two tries of a worker to reach a database that was away
 
 
 class Promoter:
@@ -121,18 +122,39 @@ class Rescuer:
         self._on_discarded = on_discarded
         self._set_aside: dict[int, str] = {}
         self._scan_at = 0.0
+        self._last_answer_at = time.monotonic()
+        self._hold_until = 0.0
 
     async def run(self) -> None:
         """Rescue until cancelled."""
+        is_away = False
         while True:
             try:
-                await self.run_once()
+                if is_away:
+                    await self._return()
+                    is_away = False
+                if time.monotonic() >= self._hold_until:
+                    await self.run_once()
+                self._last_answer_at = time.monotonic()
             except DatabaseUnavailable as error:
+                is_away = True
                 logger.debug("no rescue while the database is away: %s", error)
             except Error:
                 logger.exception("a rescue was refused by the server, trying again")
             # Spread, so that many workers do not all look at the same moment.
             await asyncio.sleep(self._config.rescue_interval.total_seconds() * (0.8 + 0.4 * self._spread()))
+
+    async def _return(self) -> None:
+        """Wait until the database answers; then let all workers renew before anybody is called dead.
+
+        While it was away nobody could renew. Were the first to come back to declare the others' leases
+        over, all that they finished meanwhile would be lost and done again.
+        """
+        await self._link.open()
+        now = time.monotonic()
+        if now - self._last_answer_at > self._config.lease.total_seconds() / 2:
+            retry_s = min(self._config.heartbeat.total_seconds(), _LONGEST_RETRY_S)
+            self._hold_until = now + 2 * retry_s
 
     def _spread(self) -> float:
         identity = self._lease.current

@@ -249,12 +249,16 @@ class Executor:
     def blocking_job(self) -> tuple[str, float | None]:
         """Describe the job that runs on the loop now, and how long it may block. From any thread."""
         current = asyncio.current_task(self._loop)
-        for execution in self.running:
+        limits: list[float] = []
+        for execution in list(self.running):
+            job = execution.job
+            limit = None if job.timeout_s is None else job.timeout_s + self._grace_s
             if execution.task is not None and execution.task is current:
-                job = execution.job
-                limit = None if job.timeout_s is None else job.timeout_s + self._grace_s
                 return f"job {job.id} ({job.kind})", limit
-        return "code outside any handler", None
+            limits.append(float("inf") if limit is None else limit)
+        # A task or callback that some handler made: nobody knows whose, and all of them wait for it.
+        longest = max(limits, default=float("inf"))
+        return "code outside any handler", None if longest == float("inf") else longest
 
     def record_overruns(self) -> None:
         """Record handlers that went on past their time limit, for their process is about to end."""

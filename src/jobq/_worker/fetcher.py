@@ -84,18 +84,20 @@ class Fetcher:
         """Claim until told to stop."""
         while not self.is_stopping:
             self._wake.clear()
-            pause_s = _LONGEST_PAUSE_S
+            pause_s, failed = _LONGEST_PAUSE_S, False
             try:
                 for line in self._lines.values():
                     pause_s = min(pause_s, await self._visit(line))
             except DatabaseUnavailable as error:
                 if self._counters.note_database_away():
                     logger.warning("the database is away, trying again: %s", error)
-                pause_s = self._link.retry_delay_s()
+                pause_s, failed = self._link.retry_delay_s(), True
             except Error:
                 logger.exception("a claim was refused by the server")
-                pause_s = _LONGEST_PAUSE_S
-            if pause_s > 0:
+                pause_s, failed = _LONGEST_PAUSE_S, True
+            if failed and not self.is_stopping:
+                await asyncio.sleep(pause_s)  # whatever comes meanwhile: it would fail as well
+            elif pause_s > 0:
                 try:
                     async with asyncio.timeout(pause_s):
                         await self._wake.wait()

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Final
 
 from jobq._duties import Registration, end, register, renew
 from jobq._errors import Error
+from jobq._operation import Call, Operation
 from jobq._outcomes import release
-from jobq._postgres import SyncSession, reconnect_delay
+from jobq._postgres import TIME_LIMIT_S, SyncSession, reconnect_delay
 from jobq._worker.exit_codes import EXIT_BLOCKED
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ _ID_BITS: Final = 62  # random worker ids: two processes never meet, whatever a 
 _RNG: Final = random.Random()  # noqa: S311 - spreads load, guards nothing
 _GOODBYE_S: Final = 1.5  # for ending the lease in order, whatever the database does
 _WATCH_S: Final = 0.5  # how often the loop is looked at
+_SHORTEST_ANSWER_S: Final = 0.5  # a renewal may take this long, however short the lease is
+_AGAIN_S: Final = 0.05  # after a renewal that took so long that the lease is at risk all the same
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +111,8 @@ class Lease:
         self._lease_s = config.lease.total_seconds()
         self._heartbeat_s = config.heartbeat.total_seconds()
         self._margin_s = min(self._heartbeat_s, self._lease_s / 6)
+        # So that a renewal that hangs leaves time for another one.
+        self._answer_limit_s = min(TIME_LIMIT_S, max(_SHORTEST_ANSWER_S, self._lease_s / 3))
         self._exit_when_blocked = config.exit_when_blocked
         self._on_registered = on_registered
         self._on_ended = on_ended
@@ -117,11 +122,17 @@ class Lease:
         self._stopping = False
         self._wanted_new = False
         self._retire: Callable[[], bool] | None = None
-        self._warned_blocked_at = 0.0
+        self._warned_at_risk = False
+        self._looked_at = 0.0
+        self._seen_tick = 0.0
+        self._blocked_s = 0.0
+        self._warned_blocked = False
         self._thread = threading.Thread(target=self._run, name="jobq-lease", daemon=True)
         self._watch: LoopWatch | None = None
         self.identities: list[Identity] = []
         self.renewals = 0
+        self.failure: Exception | None = None
+        """A fault of ours that ended the thread: without it the worker must not go on."""
 
     @property
     def current(self) -> Identity | None:
@@ -142,7 +153,12 @@ class Lease:
             Error: the database cannot be reached, or refuses.
         """
         self._watch = watch
-        self._register(self._open())
+        try:
+            self._register(self._open())
+        except BaseException:
+            self._close()
+            raise
+        self._looked_at = time.monotonic()
         self._thread.start()
 
     def take_new_identity(self) -> None:
@@ -154,7 +170,8 @@ class Lease:
         """End the thread after it has ended every identity in order. Blocks for a moment."""
         self._stopping = True
         self._wake.set()
-        self._thread.join(timeout=_GOODBYE_S)
+        if self._thread.is_alive():
+            self._thread.join(timeout=_GOODBYE_S)
 
     def linger(self, is_over: Callable[[], bool]) -> None:
         """Go on renewing after the worker has returned, until ``is_over``; then hand back and end.
@@ -165,13 +182,22 @@ class Lease:
         self._wake.set()
 
     def _run(self) -> None:
+        try:
+            self._keep()
+        except Exception as error:
+            logger.critical("the lease's thread failed, and with it the worker", exc_info=True)
+            self.failure = error
+            self._close()
+
+    def _keep(self) -> None:
         next_beat = time.monotonic() + self._heartbeat_s
         while not self._stopping:
             timeout = max(0.0, min(next_beat - time.monotonic(), _WATCH_S))
             self._wake.wait(timeout)
             self._wake.clear()
             self._watch_loop()
-            if self._wanted_new or time.monotonic() >= next_beat:
+            # A wish for a new identity does not outrun the pauses between failed tries.
+            if time.monotonic() >= next_beat or (self._wanted_new and not self._failures):
                 pause = self._beat()
                 next_beat = time.monotonic() + pause
             if self._retire is not None and self._retire():
@@ -186,7 +212,10 @@ class Lease:
             session = self._open()
             for identity in self.identities:
                 self._renew(session, identity)
-            self.identities = [one for one in self.identities if not one.is_retired] or self.identities
+            # Both: one may have been marked as retired just now, and is ended the next time.
+            self.identities = [
+                one for one in self.identities if not (one.is_retired and one.ended)
+            ] or self.identities
             if self._wanted_new or self.identities[-1].ended:
                 self._register(session)
                 self._wanted_new = False
@@ -195,12 +224,25 @@ class Lease:
             self._failures += 1
             if self._failures == 1:
                 logger.warning("the lease could not be renewed, trying again: %s", error)
+            self._warn_at_risk()
             return min(reconnect_delay(self._failures, _RNG), self._heartbeat_s)
         if self._failures:
             logger.warning("the lease is renewed again after %d failures", self._failures)
         self._failures = 0
+        if not self.is_safe(self.identities[-1]):
+            self._warn_at_risk()
+            return _AGAIN_S
+        self._warned_at_risk = False
         # A little earlier each time, so that many workers that started together drift apart.
         return self._heartbeat_s * _RNG.uniform(0.8, 1.0)
+
+    def _warn_at_risk(self) -> None:
+        if not self._warned_at_risk and not self.is_safe(self.identities[-1]):
+            self._warned_at_risk = True
+            logger.error(
+                "the lease is about to end or has ended: until it is renewed nothing is claimed, "
+                "and handlers are told to stop"
+            )
 
     def _renew(self, session: SyncSession, identity: Identity) -> None:
         if identity.ended:
@@ -208,6 +250,8 @@ class Lease:
         if identity.is_retired:
             session.run(end(self._schema, identity.id, "stopped"))
             identity.ended = True
+            # A claim that was given up may have come to the server only just before.
+            session.run(release(self._schema, identity.id, _ids(identity.known)))
             return
         sent = time.monotonic()
         if session.run(renew(self._schema, identity.id, self._lease_s)):
@@ -251,7 +295,11 @@ class Lease:
                 schema=self._schema,
                 name=f"jobq lease {self._template.name}",
                 plan_settings=True,
+                time_limit_s=self._answer_limit_s,
             )
+            if not self._session.pooled:
+                # The server ends a renewal that waits for a lock before we do: the connection lives.
+                self._session.run(_limit_statements(self._answer_limit_s * 0.8))
         return self._session
 
     def _close(self) -> None:
@@ -268,13 +316,20 @@ class Lease:
         watch = self._watch
         if watch is None or self._retire is not None:
             return
-        last_tick = watch.last_tick()
-        blocked_s = time.monotonic() - last_tick
+        now, last_tick = time.monotonic(), watch.last_tick()
+        looked_at, self._looked_at = self._looked_at, now
+        if last_tick != self._seen_tick:
+            self._seen_tick, self._blocked_s, self._warned_blocked = last_tick, 0.0, False
+            return
+        # A process that was stopped as a whole (SIGSTOP, a paused machine) was not blocked by its
+        # handler: what counts is the time in which this thread could run and the loop did not.
+        self._blocked_s += min(now - looked_at, 2 * _WATCH_S)
+        blocked_s = self._blocked_s
         if blocked_s < self._heartbeat_s:
             return
         job, may_block_s = watch.blocking_job()
-        if self._warned_blocked_at != last_tick:
-            self._warned_blocked_at = last_tick
+        if not self._warned_blocked:
+            self._warned_blocked = True
             logger.warning(
                 "%s blocks the event loop for %.1f s now:\n%s", job, blocked_s, _stack(watch.thread_id)
             )
@@ -290,8 +345,12 @@ class Lease:
             os._exit(EXIT_BLOCKED)
 
 
+def _limit_statements(seconds: float) -> Operation[None]:
+    yield Call("select set_config('statement_timeout', $1::text, false)", (f"{int(seconds * 1000)}ms",))
+
+
 def _ids(fences: set[tuple[int, int]]) -> Sequence[int]:
-    return [job_id for job_id, _ in fences]
+    return [job_id for job_id, _ in list(fences)]  # a copy: the loop's thread may change it
 
 
 def _stack(thread_id: int) -> str:

@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jobq._errors import DatabaseUnavailable
-from jobq._postgres import AsyncSession, reconnect_delay
+from jobq._postgres import AsyncSession, break_connection, reconnect_delay
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -25,12 +25,20 @@ class Link:
     A statement whose reply was lost may or may not have happened: `run` drops the connection and
     raises, and each part knows what that means for it. `generation` counts connections, so that
     what was learnt through one (marks) is not believed through another.
+
+    Args:
+        conninfo: where the database is.
+        schema: where the queue lives.
+        name: the session's ``application_name``.
+        time_limit_s: seconds after which a silent server is given up. Nothing else notices a network
+            that falls silent while something in it still acknowledges TCP's own probes.
     """
 
-    def __init__(self, conninfo: str, schema: str, name: str) -> None:
+    def __init__(self, conninfo: str, schema: str, name: str, time_limit_s: float) -> None:
         self._conninfo = conninfo
         self._schema = schema
         self._name = name
+        self._time_limit_s = time_limit_s
         self._session: AsyncSession | None = None
         self._opening = asyncio.Lock()
         self._failures = 0
@@ -73,7 +81,11 @@ class Link:
     async def _connect(self) -> AsyncSession:
         try:
             return await AsyncSession.open(
-                self._conninfo, schema=self._schema, name=self._name, plan_settings=True
+                self._conninfo,
+                schema=self._schema,
+                name=self._name,
+                plan_settings=True,
+                time_limit_s=self._time_limit_s,
             )
         except DatabaseUnavailable:
             self._failures += 1
@@ -98,6 +110,11 @@ class Link:
                 if isinstance(result, AsyncSession):
                     await result.close()
             raise
+
+    def give_up(self) -> None:
+        """Break the connection: whoever waits for its answer learns at once that none will come."""
+        if self._session is not None and not self._session.closed:
+            break_connection(self._session.connection)
 
     def retry_delay_s(self) -> float:
         """Return how long to wait before the next try: jittered, growing with failures in a row."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jobq.worker")
 
 _LAST_WORDS_S: Final = 1.5  # for recording outcomes at the very end, whatever the database does
+_CLAIM_ANSWER_S: Final = 0.5  # for a claim that is under way, before the link itself gives it up
 _CANCEL_S: Final = 1.5  # for cancelled handlers to end: with the other two, a stop takes grace + 5 s at most
 
 
@@ -212,8 +213,8 @@ class Worker:
         try:
             await self._until_stop(parts)
             logger.info("worker %s stops: %d handlers run", parts.name, len(parts.executor.running))
-            await parts.stop_claiming()
-            await self._drain(parts)
+            # Side by side: a database that does not answer must not use up the handlers' time.
+            await asyncio.gather(parts.stop_claiming(), self._drain(parts))
         finally:
             report = await parts.finish(ends_process=self.ends_process)
         logger.info("worker %s has stopped: %s", parts.name, report)
@@ -228,6 +229,8 @@ class Worker:
                 for task in parts.tasks:
                     if task.done():
                         task.result()
+                if parts.lease.failure is not None:
+                    raise parts.lease.failure
                 if parts.executor.is_clogged and not parts.is_clogged:
                     parts.is_clogged = True
                     logger.critical(
@@ -285,10 +288,11 @@ class _Parts:
         self.config = config
         self.counters = Counters()
         self.lines = [Line(queue, slots, config) for queue, slots in config.queues.items()]
-        self._claims = Link(conninfo, schema, f"jobq claims {self.name}")
-        self._outcomes = Link(conninfo, schema, f"jobq outcomes {self.name}")
-        self._duties = Link(conninfo, schema, f"jobq duties {self.name}")
-        listening = Link(client.listen_dsn or conninfo, schema, f"jobq listener {self.name}")
+        limit_s = config.answer_limit_s
+        self._claims = Link(conninfo, schema, f"jobq claims {self.name}", limit_s)
+        self._outcomes = Link(conninfo, schema, f"jobq outcomes {self.name}", limit_s)
+        self._duties = Link(conninfo, schema, f"jobq duties {self.name}", limit_s)
+        listening = Link(client.listen_dsn or conninfo, schema, f"jobq listener {self.name}", limit_s)
         registration = Registration(
             0,
             self.name,
@@ -344,14 +348,23 @@ class _Parts:
             loop, threading.get_ident(), lambda: self.executor.last_tick, self.executor.blocking_job
         )
         await asyncio.to_thread(self.lease.start, watch)
-        for line in self.lines:
-            count = await self._claims.run(restamp(self._schema, line.queue))
-            if count:
-                logger.warning("%d jobs of %r came from another cluster: stamped anew", count, line.queue)
+        try:
+            await self._restamp()
+        except BaseException:
+            self.executor.close()
+            await asyncio.to_thread(self.lease.stop)
+            await self._claims.close()
+            raise
         self._serving = [_task(self.completer.run()), _task(self.executor.tick())]
         self._claiming = [
             _task(part.run()) for part in (self.fetcher, self.listener, self._promoter, self._rescuer)
         ]
+
+    async def _restamp(self) -> None:
+        for line in self.lines:
+            count = await self._claims.run(restamp(self._schema, line.queue))
+            if count:
+                logger.warning("%d jobs of %r came from another cluster: stamped anew", count, line.queue)
 
     async def stop_claiming(self) -> None:
         """Claim nothing more, and give back what was claimed and not started."""
@@ -362,7 +375,7 @@ class _Parts:
         self.fetcher.is_stopping = True
         self.fetcher.note_room()
         # A claim that is under way gets a moment to answer; what it takes goes back at once.
-        await asyncio.wait([fetching], timeout=1.0)
+        await asyncio.wait([fetching], timeout=_CLAIM_ANSWER_S)
         fetching.cancel()
         await asyncio.gather(*self._claiming, return_exceptions=True)
         self._claiming = []
@@ -377,6 +390,9 @@ class _Parts:
         self.executor.close()
         flush = _task(self.completer.flushed())
         await asyncio.wait([flush], timeout=_LAST_WORDS_S)
+        if not flush.done():
+            for link in self._links:
+                link.give_up()  # nobody waits for its answers any longer
         for task in (flush, *self.tasks):
             task.cancel()
         await asyncio.gather(flush, *self.tasks, return_exceptions=True)
