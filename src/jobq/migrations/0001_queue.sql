@@ -187,13 +187,26 @@ from (
 join {schema}.job j on j.id = w.job_id;
 comment on view {schema}.jobs is 'every job with its state: public, stable, read-only';
 
--- What is wrong with a call of enqueue(), or null. Reads nothing, so everybody may call it.
-create function {schema}.enqueue_problem(
-    kind text, args jsonb, queue text, priority integer, run_at timestamptz, max_attempts integer,
-    timeout interval, unique_key text, meta jsonb, tags text[], expires_at timestamptz
-) returns text language plpgsql immutable parallel safe as $jobq$
-begin
-    return case
+-- For psql, triggers and other languages: what the clients' enqueue does, with the same options by
+-- the same names, the same checks and the same uniqueness. It runs with its caller's rights, so a SET
+-- search_path would guard nobody but the caller against himself, and it costs 0.4 ms a call: what
+-- could be shadowed by accident is qualified instead.
+create function {schema}.enqueue(
+    kind         text,
+    args         jsonb       default '{}',
+    queue        text        default 'default',
+    priority     integer     default 0,
+    run_at       timestamptz default null,
+    max_attempts integer     default 25,
+    timeout      interval    default '1 hour',
+    unique_key   text        default null,
+    meta         jsonb       default null,
+    tags         text[]      default null,
+    expires_at   timestamptz default null
+) returns table (id bigint, inserted boolean) language plpgsql as $jobq$
+#variable_conflict use_column
+declare
+    problem constant text := case
         when kind is null or octet_length(kind) not between 1 and 128 then 'kind: 1 to 128 bytes'
         when kind ~ '[\u0001-\u001f\u007f-\u009f]' then 'kind: without control characters'
         when args is null then 'args: a JSON document, not null'
@@ -217,29 +230,6 @@ begin
         when expires_at < '0001-01-02 00:00:00+00' then 'expires_at: after the year 0'
         when expires_at <= run_at then 'expires_at: after run_at'
     end;
-end $jobq$;
-
--- For psql, triggers and other languages: what the clients' enqueue does, with the same options by
--- the same names, the same checks and the same uniqueness. It runs with its caller's rights, so a SET
--- search_path would guard nobody but the caller against himself, and it costs 0.4 ms a call: what
--- could be shadowed by accident is qualified instead.
-create function {schema}.enqueue(
-    kind         text,
-    args         jsonb       default '{}',
-    queue        text        default 'default',
-    priority     integer     default 0,
-    run_at       timestamptz default null,
-    max_attempts integer     default 25,
-    timeout      interval    default '1 hour',
-    unique_key   text        default null,
-    meta         jsonb       default null,
-    tags         text[]      default null,
-    expires_at   timestamptz default null
-) returns table (id bigint, inserted boolean) language plpgsql as $jobq$
-#variable_conflict use_column
-declare
-    problem constant text := {schema}.enqueue_problem(
-        kind, args, queue, priority, run_at, max_attempts, timeout, unique_key, meta, tags, expires_at);
     held_key constant bytea := pg_catalog.substring(
         pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.normalize(unique_key, 'NFC'), 'UTF8')), 1, 16);
     last_generation integer;
@@ -301,4 +291,4 @@ comment on function {schema}.enqueue is 'make a job: public, stable; inserted is
 -- Nobody has rights here but those whom the owner gives them.
 revoke all on {schema}.job_id_seq, {schema}.job, {schema}.ready, {schema}.scheduled, {schema}.running,
     {schema}.finished, {schema}.attempt_error, {schema}.unique_key, {schema}.worker, {schema}.jobs from public;
-revoke all on function {schema}.enqueue, {schema}.enqueue_problem from public;
+revoke all on function {schema}.enqueue from public;
