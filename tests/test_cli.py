@@ -186,6 +186,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "class Config:\n    jobs = jobq.Jobs()\n"
         "@jobs.handler('noted', store_result=True)\n"
         "def noted(job, args): return args\n"
+        "@jobs.handler('loop', store_result=True)\n"
+        "async def loop(job, args):\n"
+        "    import asyncio\n"
+        "    return type(asyncio.get_running_loop()).__module__\n"
     )
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
     (tmp_path / "wrong.py").write_text("raise RuntimeError('my own mistake')\n")
@@ -197,7 +201,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_jobs_are_found_in_the_current_folder_and_under_dots(folder: Path) -> None:
-    assert load_jobs("shopapp:jobs").kinds == ("noted",)
+    assert load_jobs("shopapp:jobs").kinds == ("noted", "loop")
     assert load_jobs("shopapp:Config.jobs").kinds == ()
 
 
@@ -221,6 +225,13 @@ def test_a_mistake_of_the_application_itself_is_not_taken_for_a_missing_module(f
         load_jobs("broken:jobs")
 
 
+def result_of(db: psycopg.Connection, kind: str) -> Any:
+    row = db.execute(
+        "select result from jobq.jobs where state = 'completed' and kind = %s", [kind]
+    ).fetchone()
+    return row and row[0]
+
+
 def start(spawn_python: SpawnPython, dsn: str, folder: Path, *arguments: str) -> PythonProcess:
     return spawn_python("-m", "jobq.cli", "worker", *arguments, env={"DATABASE_URL": dsn}, cwd=folder)
 
@@ -231,13 +242,17 @@ def test_worker_runs_the_jobs_of_an_application(
     db.execute("select jobq.enqueue('noted', '{\"a\": 1}', queue => 'mail')")
     worker = start(spawn_python, dsn, folder, "shopapp:jobs", "--queue", "default", "--queue", "mail=5")
 
-    def result() -> Any:
-        row = db.execute("select result from jobq.jobs where state = 'completed'").fetchone()
-        return row and row[0]
-
-    assert eventually(result) == {"a": 1}
+    assert eventually(lambda: result_of(db, "noted")) == {"a": 1}
     worker.terminate()
     assert worker.wait() == 0, worker.output
+
+
+def test_worker_takes_uvloop_where_it_is_installed(
+    spawn_python: SpawnPython, dsn: str, db: psycopg.Connection, folder: Path
+) -> None:
+    db.execute("select jobq.enqueue('loop')")
+    start(spawn_python, dsn, folder, "shopapp:jobs")
+    assert eventually(lambda: result_of(db, "loop")) == "uvloop"
 
 
 @pytest.mark.parametrize(

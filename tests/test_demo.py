@@ -112,6 +112,20 @@ def test_a_database_that_cannot_be_reached_is_named(spawn_python: SpawnPython) -
     assert "Traceback" not in demo.output
 
 
+def test_the_example_runs_by_itself_as_it_says(
+    spawn_python: SpawnPython, empty_dsn: str, tmp_path: Path
+) -> None:
+    few = tmp_path / "few.csv"
+    few.write_text("\n".join(ORDERS.read_text().splitlines()[:6]))
+    with MailServer() as server:
+        world = {"DATABASE_URL": empty_dsn, "SMTP_HOST": "127.0.0.1", "SMTP_PORT": str(server.port)}
+        shop = spawn_python("shop.py", str(few), env=world, cwd=ORDERS.parent)
+        assert shop.wait() == 0, shop.output
+        worker = ["-m", "jobq.cli", "worker", "shop:jobs", "--queue", "mail=20"]
+        spawn_python(*worker, env=world, cwd=ORDERS.parent)
+        eventually(lambda: server.received == dict.fromkeys(range(1001, 1006), 1), 20.0)
+
+
 # What it counts
 
 

@@ -144,6 +144,24 @@ def test_s24_a_second_signal_ends_at_once_and_the_job_is_claimable(stage: Stage,
     assert "Traceback" not in supervisor.output
 
 
+def test_a_service_manager_that_signals_every_process_at_once_gets_a_graceful_stop(stage: Stage) -> None:
+    job_id = stage.enqueue("second")
+    supervisor = stage.start("--grace", "10")
+    stage.await_runs(job_id)
+    os.kill(child_of(supervisor), signal.SIGTERM)
+    supervisor.terminate()
+    assert supervisor.wait() == 0, supervisor.output
+    assert stage.job(job_id) == ("completed", 1, 0, 0)
+
+
+def test_a_worker_process_that_is_stopped_alone_is_replaced(stage: Stage) -> None:
+    supervisor = stage.start()
+    supervisor.wait_for_output("works on")
+    os.kill(child_of(supervisor), signal.SIGTERM)
+    eventually(lambda: supervisor.output.count("works on") == 2, 20.0)
+    assert "ended with code 0; another one starts in" in supervisor.output
+
+
 def test_a_stop_while_the_database_is_away_ends_in_time(stage: Stage, proxy: TcpProxy) -> None:
     job_ids = [stage.enqueue("swallow"), stage.enqueue("polite")]
     supervisor = stage.start("--grace", "1", dsn=proxy.dsn)

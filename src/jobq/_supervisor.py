@@ -38,10 +38,10 @@ FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
 HEALTHY_AFTER_S: Final = 30.0  # a process that has run for so long starts with a clean slate
 
-# A stop takes the grace and at most 5 s more: 3.5 in which a worker cancels its handlers and records
-# what there is to record, then SIGKILL, and the rest for giving the jobs back.
-KILL_AFTER_GRACE_S: Final = 3.5
-END_AFTER_GRACE_S: Final = 4.6
+# A stop takes the grace and at most 5 s more: 3 in which a worker cancels its handlers and records
+# what there is to record, then SIGKILL, one for giving the jobs back, and one for a slow machine.
+KILL_AFTER_GRACE_S: Final = 3.0
+END_AFTER_GRACE_S: Final = 4.0
 EXIT_TIMEOUT_S: Final = 5.0  # for an interpreter's own end, after its worker has ended in order
 _LAST_REAP_S: Final = 0.3
 _LONGEST_AFTERCARE_S: Final = 3.0
