@@ -1,0 +1,287 @@
+"""Workers that die, freeze, block or lose their lease: real processes, real signals."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+import jobq
+from jobq._worker.exit_codes import EXIT_BLOCKED
+from tests.support.polling import eventually
+from tests.support.workers import BRISK, Site
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import SpawnPython
+
+LEASE_S: Final[float] = BRISK["lease"]
+SWEEP_S: Final[float] = BRISK["rescue_interval"] * 1.2
+NOISE_S: Final = 2.0  # what a busy machine may add
+
+
+@pytest.fixture
+def site(spawn_python: SpawnPython, dsn: str, tmp_path: Path) -> Site:
+    return Site(spawn_python, dsn, tmp_path)
+
+
+# Death
+
+
+@pytest.mark.parametrize("new_attempt_ends_first", [True, False])
+def test_s02_a_worker_that_was_frozen_past_its_lease_changes_nothing_and_goes_on(
+    site: Site, new_attempt_ends_first: bool
+) -> None:
+    frozen = site.start()
+    [job_id] = site.enqueue("gate", gate="a")
+    site.await_started([job_id])
+    frozen.pause()
+    other = site.start()
+    site.await_started([job_id], times=2)
+    if new_attempt_ends_first:
+        site.open("a")
+        site.await_state(job_id, "completed")
+    frozen.resume()
+    eventually(lambda: frozen.stats()["lost_leases"] == 1, what="its outcome is dropped and counted")
+    eventually(lambda: len(frozen.ids) == 2, what="it takes a new identity")
+    site.open("a")
+    assert site.await_state(job_id, "completed") == ("completed", 2, 0, 1)
+    assert site.sql("select worker_id from jobq.finished") == [(other.ids[0],)]
+    assert "dropped: its lease had ended" in frozen.output
+    assert "blocks the event loop" not in frozen.output, "nothing in it was at fault"
+
+    other.stop()
+    [after] = site.enqueue("wait")
+    site.await_state(after, "completed")
+    [start] = site.notes("start", after)
+    assert start.worker_id == frozen.ids[1]
+    frozen.stop()
+
+
+def test_s03_jobs_of_a_killed_worker_whose_row_was_removed_are_rescued(site: Site) -> None:
+    killed = site.start()
+    [job_id] = site.enqueue("gate", gate="a")
+    site.await_started([job_id])
+    killed.kill()
+    site.sql("delete from jobq.worker")
+    site.open("a")
+    site.start()
+    assert site.await_state(job_id, "completed") == ("completed", 2, 0, 1)
+
+
+def test_s04_a_job_of_a_killed_worker_starts_elsewhere_within_a_lease_and_a_sweep(site: Site) -> None:
+    killed = site.start()
+    [job_id] = site.enqueue("gate", gate="a")
+    site.await_started([job_id])
+    killed.kill()
+    killed_at = time.time()
+    again = site.start()  # the same host and command at once, as a supervisor would do it
+    site.await_started([job_id], times=2)
+    site.open("a")
+    assert site.await_state(job_id, "completed") == ("completed", 2, 0, 1)
+    first, second = site.notes("start", job_id)
+    assert second.at - killed_at < LEASE_S + SWEEP_S + NOISE_S
+    assert (first.worker_id, second.worker_id) == (killed.ids[0], again.ids[0])
+
+
+def test_one_job_that_kills_its_worker_is_discarded_and_the_nineteen_beside_it_complete(site: Site) -> None:
+    [poison] = site.enqueue("die", s=0.1)
+    innocents = site.enqueue("wait", 19, s=0.3)
+    worker = site.start(lease=1.0, heartbeat=0.3)
+    starts = 1
+
+    def all_ended() -> bool:
+        nonlocal worker, starts
+        if not worker.process.running:
+            assert starts < 5, worker.output
+            worker, starts = site.start(lease=1.0, heartbeat=0.3, wait=False), starts + 1
+        counts = site.counts()
+        return counts.get("completed", 0) + counts.get("discarded", 0) == 20
+
+    eventually(all_ended, 30.0, what="all end")
+    assert starts == 4
+    state, _, failures, crashes = site.job(poison)
+    assert (state, failures, crashes) == ("discarded", 0, 3)
+    assert len(site.notes("start", poison)) == 3
+    [(reason,)] = site.sql("select reason from jobq.finished where job_id = %s", poison)
+    assert reason == "its worker died with it 3 times"
+    for innocent in innocents:
+        state, _, failures, crashes = site.job(innocent)
+        assert (state, failures) == ("completed", 0)
+        assert crashes <= 1, "only the first crash met it"
+
+
+# A blocked loop
+
+
+def test_s06_a_handler_that_blocks_the_loop_for_three_leases_runs_once_and_is_named(site: Site) -> None:
+    lease_s = 1.2
+    blocked = site.start(lease=lease_s, heartbeat=0.4)
+    [job_id] = site.enqueue("block", s=3 * lease_s)
+    site.await_started([job_id])
+    idle = site.start(lease=lease_s, heartbeat=0.4)
+    assert site.await_state(job_id, "completed") == ("completed", 1, 0, 0)
+    assert len(site.notes("start", job_id)) == 1
+    assert len(blocked.ids) == len(idle.ids) == 1
+    assert f"job {job_id} (block) blocks the event loop" in blocked.output
+    assert "in hold_the_loop" in blocked.output, "the stack says where"
+    assert blocked.output.count("blocks the event loop") == 1, "once is enough"
+    blocked.stop()
+
+
+@pytest.mark.parametrize("kind", ["block", "block_by_task"])
+def test_s06_a_loop_that_is_blocked_for_ever_ends_its_process_and_its_jobs_are_rescued(
+    site: Site, kind: str
+) -> None:
+    blocked = site.start(grace=0.2)
+    [job_id] = site.enqueue(kind, s=60.0, options={"timeout": timedelta(seconds=0.5)})
+    assert blocked.process.wait(10.0) == EXIT_BLOCKED, blocked.output
+    site.start(queues={"other": 1})  # rescues everybody's jobs and runs none of these
+    assert site.await_state(job_id, "ready") == ("ready", 1, 0, 1)
+
+
+# The lease
+
+
+def test_s07_jobs_of_three_leases_keep_their_worker_while_it_renews_twice_a_lease(site: Site) -> None:
+    leases = 3
+    worker = site.start(heartbeat=0.6)
+    idle = site.start()
+    job_ids = site.enqueue("wait", 20, s=leases * LEASE_S)
+    site.await_started(job_ids)
+    before = worker.stats()["renewals"] + idle.stats()["renewals"]
+    site.await_finished(20)
+    renewals = worker.stats()["renewals"] + idle.stats()["renewals"] - before
+    assert renewals >= 2 * 2 * leases, "two workers, twice a lease"
+    assert len(site.notes("start")) == 20
+    assert {site.job(job_id) for job_id in job_ids} == {("completed", 1, 0, 0)}
+
+
+def test_s07_a_heartbeat_that_does_not_fit_its_lease_is_refused_at_start() -> None:
+    with pytest.raises(jobq.ConfigError, match=r"heartbeat: must be at most a third of the lease"):
+        jobq.WorkerConfig(lease=timedelta(seconds=2), heartbeat=timedelta(seconds=1))
+    with pytest.raises(jobq.ConfigError, match="lease: must be longer than 0"):
+        jobq.WorkerConfig(lease=timedelta(0), heartbeat=timedelta(0))
+
+
+def test_s08_a_worker_whose_row_is_locked_past_its_lease_stops_its_handlers_in_time(site: Site) -> None:
+    worker = site.start()
+    [job_id] = site.enqueue("gate", gate="never")
+    site.await_started([job_id])
+    with psycopg.connect(site.dsn) as blocker:
+        blocker.execute("select from jobq.worker for update")
+        locked_at = time.time()
+        eventually(lambda: site.notes("stopped", job_id), what="the handler is told to stop")
+        site.await_state(job_id, "ready")  # handed back, for nobody else can have it
+        [later] = site.enqueue("wait")
+        # Past the end of the lease, and it still claims nothing.
+        eventually(lambda: time.time() > locked_at + LEASE_S + 0.5, what="the lease is over")
+        assert site.job(later)[0] == "ready"
+        assert worker.process.running
+    [stopped] = site.notes("stopped", job_id)
+    assert stopped.at < locked_at + LEASE_S
+    site.await_state(later, "completed")  # nobody had declared it over: it goes on
+    assert len(worker.ids) == 1
+    assert worker.output.count("the lease is about to end or has ended") == 1
+    assert site.job(job_id)[2:] == (0, 0)
+
+
+def test_s08_a_worker_that_may_not_write_its_row_is_fenced_and_comes_back_under_a_new_id(site: Site) -> None:
+    role = sql.Identifier(f"worker_{time.time_ns()}")
+    with psycopg.connect(site.dsn, autocommit=True) as admin:
+        for statement in (
+            "create role {} login",
+            "grant usage on schema jobq to {}",
+            "grant all on all tables in schema jobq to {}",
+            "grant all on all sequences in schema jobq to {}",
+            "grant all on all functions in schema jobq to {}",
+        ):
+            admin.execute(sql.SQL(statement).format(role))
+        worker = site.start(dsn=make_conninfo(site.dsn, user=role.as_string().strip('"')))
+        [job_id] = site.enqueue("gate", gate="a")
+        site.await_started([job_id])
+        admin.execute(sql.SQL("revoke update on jobq.worker from {}").format(role))
+        other = site.start()
+        site.await_started([job_id], times=2)
+        [stopped] = site.notes("stopped", job_id)
+        first, second = site.notes("start", job_id)
+        assert stopped.at < second.at, "nobody else may start it before it stops here"
+        assert (first.worker_id, second.worker_id) == (worker.ids[0], other.ids[0])
+        site.open("a")
+        site.await_state(job_id, "completed")
+
+        admin.execute(sql.SQL("grant update on jobq.worker to {}").format(role))
+        other.stop()
+        [later] = site.enqueue("wait")
+        site.await_state(later, "completed")
+    assert site.notes("start", later)[0].worker_id == worker.ids[-1]
+    worker.stop()
+
+
+def test_s13_in_a_rolling_restart_the_draining_worker_claims_nothing_and_finishes_its_job(site: Site) -> None:
+    draining = site.start(grace=20.0)
+    [job_id] = site.enqueue("gate", gate="a")
+    site.await_started([job_id])
+    draining.process.terminate()
+    draining.process.wait_for_output("stops in order")
+    later = site.enqueue("wait", 20)
+    successor = site.start()
+    site.await_finished(20)
+    assert {note.worker_id for note in site.notes("start") if note.job_id in later} == {successor.ids[0]}
+    assert site.job(job_id)[:2] == ("running", 1), "the newcomer leaves it alone"
+    site.open("a")
+    assert draining.process.wait() == 0
+    assert site.job(job_id) == ("completed", 1, 0, 0)
+    assert len(site.notes("start", job_id)) == 1
+
+
+# Promotion and marks
+
+
+def test_due_jobs_start_soon_after_their_time_on_an_idle_worker(site: Site) -> None:
+    site.start(poll=30.0, promote_interval=0.15)
+    options: list[jobq.JobOptions] = [{"delay": timedelta(seconds=0.5 + n * 0.037)} for n in range(50)]
+    job_ids = list(itertools.chain.from_iterable(site.enqueue("wait", options=one) for one in options))
+    due = dict(site.sql("select job_id, date_part('epoch', run_at) from jobq.scheduled"))
+    site.await_finished(len(job_ids))
+    starts = {note.job_id: note.at for note in site.notes("start")}
+    late = [starts[job_id] - due[job_id] for job_id in due]
+    assert len(late) > 25, "most of them waited for their time"
+    assert min(late) >= -0.05
+    assert statistics.median(late) < 0.25
+    assert max(late) < 1.0
+
+
+def test_retries_and_snoozes_come_back_and_any_worker_promotes_for_all(site: Site) -> None:
+    site.start()
+    failing, snoozing = site.enqueue("fail_once")[0], site.enqueue("snooze_once", s=0.3)[0]
+    assert site.await_state(failing, "completed") == ("completed", 2, 1, 0)
+    assert site.await_state(snoozing, "completed") == ("completed", 2, 0, 0)
+
+    [elsewhere] = site.enqueue("wait", options={"queue": "other", "delay": timedelta(seconds=0.2)})
+    site.await_state(elsewhere, "ready")  # promoted by a worker that does not serve the queue
+
+
+def test_a_job_whose_transaction_was_open_for_seconds_starts_at_once_after_its_commit(site: Site) -> None:
+    site.start(rescans=False)
+    with psycopg.connect(site.dsn) as slow, jobq.Client(site.dsn) as client:
+        late = client.enqueue("wait", {}, tx=slow).id
+        until = time.monotonic() + 3.0
+        others = 0
+        while time.monotonic() < until:
+            client.enqueue("wait", {})
+            others += 1
+            site.await_finished(others)
+        slow.commit()
+        committed_at = time.time()
+        site.await_state(late, "completed")
+    [start] = site.notes("start", late)
+    assert start.at - committed_at < 1.0
