@@ -57,7 +57,8 @@ where ended_at < clock_timestamp() - $1::float8 * interval '1 second'
 PROMOTE: Final = f"""
 with s as materialized (
     select ctid as tid from {{schema}}.scheduled
-    where run_at >= coalesce($1::timestamptz, '-infinity') and run_at <= coalesce($2::timestamptz, statement_timestamp())
+    where run_at >= coalesce($1::timestamptz, '-infinity')
+      and run_at <= coalesce($2::timestamptz, statement_timestamp())
     order by run_at limit $3::int4 for update skip locked
 ), x as (
     delete from {{schema}}.scheduled where ctid = any (array(select tid from s)) returning *
@@ -115,7 +116,7 @@ with s as materialized (
         select distinct queue from u where crashes = 0 and $3::int4 > 1) q
 )
 select u.job_id, u.attempt, u.queue, u.worker_id, u.crashes + 1 >= $3::int4, (select sent from n), j.kind
-from u left join {{schema}}.job j on j.id = u.job_id
+from u left join lateral (select kind from {{schema}}.job where id = u.job_id limit 1) j on true
 """
 
 NEXT_ORPHAN: Final = """
@@ -136,11 +137,12 @@ order by ctid
 # What an `on_discard` callback is told: the job as it was enqueued, and its last error.
 DISCARDED: Final = """
 select j.id, j.kind, f.queue, f.priority, f.attempt, f.failures, f.crashes, j.max_attempts, j.timeout_s,
-       coalesce(f.worker_id, 0), date_part('epoch', j.created_at), j.meta::text, j.tags, f.reason, f.finished_at,
+       coalesce(f.worker_id, 0), date_part('epoch', j.created_at), j.meta::text, j.tags,
+       f.reason, f.finished_at,
        e.attempt, e.outcome, e.type, e.message, e.traceback, e.worker, e.started_at, e.ended_at, e.omitted
 from unnest($1::int8[]) o(id)
-join {schema}.job j on j.id = o.id
-join {schema}.finished f on f.job_id = o.id and f.state = 'discarded'
+cross join lateral (select * from {schema}.job where id = o.id limit 1) j
+cross join lateral (select * from {schema}.finished where job_id = o.id and state = 'discarded' limit 1) f
 left join lateral (
     select * from {schema}.attempt_error a where a.job_id = o.id order by a.attempt desc limit 1
 ) e on true
@@ -223,7 +225,7 @@ def promote(
 def rescue(schema: str, crash_limit: int, limit: int, leave: Sequence[int] = ()) -> Operation[list[Rescued]]:
     """Take back up to ``limit`` jobs whose worker has no lease, but those in ``leave``."""
     rows = yield Call(enqueue_sql(RESCUE, schema), (list(leave), limit, crash_limit))
-    return [Rescued(*row[:5], kind=row[6]) for row in rows]
+    return [Rescued._make((*row[:5], row[6])) for row in rows]
 
 
 def at_crash_limit(schema: str, crash_limit: int) -> Operation[list[int]]:

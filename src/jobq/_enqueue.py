@@ -82,12 +82,16 @@ _COLUMNS: Final = """
 
 _ROWS: Final = """unnest($1::text[], $3::text[], $5::text[], $7::int2[], $9::int4[], $11::float8[],
     $13::timestamptz[], $15::float8[], $17::timestamptz[], $19::text[], $21::text[]"""
-_NAMES: Final = "kind, args, queue, priority, max_attempts, timeout_s, run_at, delay_s, expires_at, meta, tags"
+_NAMES: Final = (
+    "kind, args, queue, priority, max_attempts, timeout_s, run_at, delay_s, expires_at, meta, tags"
+)
 
 _INSERT: Final = f"""
 j as (
-    insert into {{schema}}.job (id, kind, args, max_attempts, timeout_s, expires_at, meta, tags{{unique_columns}})
-    select id, kind, args::jsonb, max_attempts, timeout_s, expires_at, meta::jsonb, tags::text[]{{unique_values}}
+    insert into {{schema}}.job
+        (id, kind, args, max_attempts, timeout_s, expires_at, meta, tags{{unique_columns}})
+    select id, kind, args::jsonb, max_attempts, timeout_s, expires_at, meta::jsonb,
+           tags::text[]{{unique_values}}
     from {{source}}
 ), r as (
     insert into {{schema}}.ready (job_id, queue, priority)

@@ -85,7 +85,8 @@ with x as materialized (
     order by r.tid
 ), u as (
     delete from {{schema}}.running r using x where r.ctid = x.tid
-    returning r.job_id, r.worker_id, r.claimed_at, r.queue, r.priority, r.attempt, r.failures + x.failed as failures,
+    returning r.job_id, r.worker_id, r.claimed_at, r.queue, r.priority, r.attempt,
+              r.failures + x.failed as failures,
               r.crashes, x.target, x.reason, x.delay_s, x.outcome, x.type, x.message, x.traceback
 ), ready as (
     insert into {{schema}}.ready (job_id, queue, priority, attempt, failures, crashes)
@@ -106,7 +107,8 @@ with x as materialized (
     select job_id, attempt, outcome, type, message, traceback, worker_id, $12::text, claimed_at,
            coalesce((select omitted from {{schema}}.attempt_error a where a.job_id = u.job_id
                      order by attempt desc limit 1), 0)
-           + greatest((select count(*) from {{schema}}.attempt_error a where a.job_id = u.job_id) - $13::int4 + 1, 0)
+           + greatest((select count(*) from {{schema}}.attempt_error a
+                       where a.job_id = u.job_id) - $13::int4 + 1, 0)
     from u where outcome is not null
 ), dropped as (
     delete from {{schema}}.attempt_error where ctid in (
@@ -115,7 +117,8 @@ with x as materialized (
             order by attempt desc offset $13::int4 - 1
         ) d where u.outcome is not null)
 ), n as materialized (
-    select count({NOTIFY}) as sent from (select distinct queue from u where target = 'ready') q where $14::bool
+    select count({NOTIFY}) as sent from (select distinct queue from u where target = 'ready') q
+    where $14::bool
 )
 select job_id, (select sent from n) from u
 """
@@ -124,7 +127,8 @@ select job_id, (select sent from n) from u
 # a process that is gone, or that can prove that nothing of these rows still runs.
 RELEASE: Final = f"""
 with s as materialized (
-    select ctid as tid from {{schema}}.running where worker_id = $1::int8 and job_id <> all ($2::int8[]) order by ctid
+    select ctid as tid from {{schema}}.running
+    where worker_id = $1::int8 and job_id <> all ($2::int8[]) order by ctid
 ), u as (
     delete from {{schema}}.running where ctid = any (array(select tid from s)) returning *
 ), i as (

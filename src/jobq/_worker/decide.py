@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
+    from jobq._claim import Claimed
     from jobq._types import Job
 
 MESSAGE_LIMIT: Final = 10_000  # characters of an error's message that are kept
@@ -66,6 +67,23 @@ def on_failure(
         return Settlement(job.id, job.attempt, "discarded", _brief(reason), failed=True, failure=failure)
     delay_s = _seconds(after if after is not None else backoff(failures))
     return Settlement(job.id, job.attempt, "scheduled", "retry", delay_s, failed=True, failure=failure)
+
+
+def refuse(row: Claimed, *, is_known: bool) -> Settlement | None:
+    """Decide what becomes of a claimed job that must not be started here; ``None``: it may be.
+
+    Args:
+        row: the claimed job.
+        is_known: whether there is a handler for its kind.
+    """
+    if row.kind is None:
+        return Settlement(row.job_id, row.attempt, "discarded", "its payload is missing")
+    if row.expired:
+        return Settlement(row.job_id, row.attempt, "discarded", "expired before it was started")
+    if not is_known:
+        # Parked, not failed: a worker of another version may know it.
+        return Settlement(row.job_id, row.attempt, "scheduled", "unknown kind", delay_s=UNKNOWN_KIND_DELAY_S)
+    return None
 
 
 def hand_back(job_id: int, attempt: int) -> Settlement:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from jobq._claim import claim, refresh
 from jobq._errors import DatabaseUnavailable, Error
 from jobq._outcomes import Settlement
-from jobq._worker.decide import UNKNOWN_KIND_DELAY_S
+from jobq._worker.decide import hand_back, refuse
 from jobq._worker.execution import Execution
 
 if TYPE_CHECKING:
@@ -169,8 +169,11 @@ class Fetcher:
         for row in claimed:
             identity.known.add((row.job_id, row.attempt))
             handler = self._jobs.lookup(row.kind) if row.kind is not None else None
-            if handler is None or row.expired:
-                self._refuse(identity, row)
+            refused = refuse(row, is_known=handler is not None)
+            if handler is None or refused is not None:
+                if row.kind is not None and handler is None:
+                    logger.info("job %d has a kind that this worker does not know: %r", row.job_id, row.kind)
+                self._completer.add(identity.id, refused or hand_back(row.job_id, row.attempt))
                 continue
             execution = Execution(row, identity, line, handler, now)
             if row.crashes:
@@ -202,15 +205,3 @@ class Fetcher:
                 await self._completer.flushed()
             line.held.appendleft(keep)
             self._executor.fill(line)
-
-    def _refuse(self, identity: Identity, row: Claimed) -> None:
-        if row.kind is None:
-            settlement = Settlement(row.job_id, row.attempt, "discarded", "its payload is missing")
-        elif row.expired:
-            settlement = Settlement(row.job_id, row.attempt, "discarded", "expired before it was started")
-        else:
-            logger.info("job %d has a kind that this worker does not know: %r", row.job_id, row.kind)
-            settlement = Settlement(
-                row.job_id, row.attempt, "scheduled", "unknown kind", delay_s=UNKNOWN_KIND_DELAY_S
-            )
-        self._completer.add(identity.id, settlement)

@@ -1,0 +1,224 @@
+"""jobq.testing: what our users' tests stand on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import jobq
+from jobq.testing import (
+    AsyncInlineClient,
+    Clock,
+    InlineClient,
+    assert_enqueued,
+    assert_not_enqueued,
+    drain,
+    drain_sync,
+    make_job,
+)
+
+
+@dataclass(frozen=True)
+class Args:
+    n: int
+    name: str = "x"
+
+
+HOUR = jobq.ConstantBackoff(timedelta(hours=1), jitter=0)
+
+
+async def test_drain_runs_what_is_due_and_what_that_enqueues(jobq_async_client: jobq.AsyncClient) -> None:
+    jobs = jobq.Jobs()
+    client = jobq_async_client
+    seen: list[int] = []
+
+    @jobs.handler("count", store_result=True)
+    async def count(job: jobq.Job, args: Args) -> int:
+        seen.append(args.n)
+        if args.n < 3:
+            await client.enqueue(count, Args(args.n + 1), queue="other")
+        return args.n
+
+    first = await client.enqueue(count, Args(1))
+    later = await client.enqueue(count, Args(9), delay=timedelta(hours=1))
+    report = await drain(client, jobs)
+    assert seen == [1, 2, 3]
+    assert report.completed[0] == first.id
+    assert report.results[first.id] == 1
+    info = await client.get(first.id)
+    assert (info.state, info.result) == ("completed", 1)
+    assert (await client.get(later.id)).state == "scheduled"
+
+
+async def test_the_clock_makes_retries_and_scheduled_jobs_due(jobq_async_client: jobq.AsyncClient) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("fails", max_attempts=2, backoff=HOUR)
+    async def fails(job: jobq.Job, args: Args) -> None:
+        raise ValueError("no")
+
+    client, clock = jobq_async_client, Clock()
+    job = await client.enqueue(fails, Args(1))
+    report = await drain(client, jobs, clock=clock)
+    assert (report.retried, report.discarded) == ([job.id], [])
+    assert isinstance(report.errors[0][1], ValueError)
+    assert (await drain(client, jobs, clock=clock)).retried == []
+    clock.advance(timedelta(minutes=61))
+    assert (await drain(client, jobs, clock=clock)).discarded == [job.id]
+    assert [error.message for error in await client.errors(job.id)] == ["no", "no"]
+
+
+async def test_every_outcome_is_reported(jobq_async_client: jobq.AsyncClient) -> None:
+    jobs = jobq.Jobs()
+    outcomes: dict[int, BaseException] = {
+        0: jobq.Permanent("p"),
+        1: jobq.Snooze(timedelta(hours=1)),
+        2: jobq.Cancel("c"),
+        3: jobq.Retry(after=timedelta(hours=1)),
+    }
+
+    @jobs.handler("k", timeout=timedelta(milliseconds=20), max_attempts=1)
+    async def k(job: jobq.Job, args: Args) -> None:
+        if args.n in outcomes:
+            raise outcomes[args.n]
+        await asyncio.sleep(30)
+
+    client = jobq_async_client
+    ids = [
+        job.id for job in await client.enqueue_many(jobq.NewJob(k, Args(n), max_attempts=2) for n in range(5))
+    ]
+    unknown = await client.enqueue("unknown", {})
+    report = await drain(client, jobs)
+    assert report.discarded == [ids[0]]
+    assert report.snoozed == [ids[1]]
+    assert report.cancelled == [ids[2]]
+    assert report.retried == [ids[3], ids[4]]
+    assert report.parked == [unknown.id]
+    assert (await client.errors(ids[4]))[0].outcome == "timeout"
+
+
+async def test_an_endless_drain_is_given_up(jobq_async_client: jobq.AsyncClient) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("again")
+    async def again(job: jobq.Job, args: Args) -> None:
+        await jobq_async_client.enqueue(again, args)
+
+    await jobq_async_client.enqueue(again, Args(1))
+    with pytest.raises(AssertionError, match="20 runs"):
+        await drain(jobq_async_client, jobs, limit=20)
+
+
+async def test_only_the_named_queues_are_drained(jobq_async_client: jobq.AsyncClient) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("k")
+    def k(job: jobq.Job, args: Args) -> None: ...
+
+    one = await jobq_async_client.enqueue(k, Args(1), queue="a")
+    await jobq_async_client.enqueue(k, Args(1), queue="b")
+    assert (await drain(jobq_async_client, jobs, queues=["a"])).completed == [one.id]
+
+
+def test_drain_sync_runs_both_colours(jobq_client: jobq.Client) -> None:
+    jobs = jobq.Jobs()
+    seen: list[str] = []
+
+    @jobs.handler("sync")
+    def sync(job: jobq.Job, args: Args) -> None:
+        seen.append("sync")
+
+    @jobs.handler("async")
+    async def not_sync(job: jobq.Job, args: Args) -> None:
+        seen.append("async")
+
+    jobq_client.enqueue(sync, Args(1))
+    jobq_client.enqueue(not_sync, Args(1))
+    assert len(drain_sync(jobq_client, jobs).completed) == 2
+    assert seen == ["sync", "async"]
+
+
+async def test_an_inline_client_has_run_the_job_when_enqueue_returns(jobq_dsn: str) -> None:
+    jobs = jobq.Jobs()
+    seen: list[int] = []
+
+    @jobs.handler("k")
+    async def k(job: jobq.Job, args: Args) -> None:
+        seen.append(args.n)
+
+    async with AsyncInlineClient(jobq_dsn, jobs=jobs) as client:
+        await client.enqueue(k, Args(1))
+        assert seen == [1]
+        await client.enqueue_many([jobq.NewJob(k, Args(2)), jobq.NewJob(k, Args(3))])
+        assert seen == [1, 2, 3]
+        with pytest.raises(jobq.ConfigError, match="drain"):
+            await client.enqueue(k, Args(1), tx=object())
+
+
+def test_the_sync_inline_client(jobq_dsn: str) -> None:
+    jobs = jobq.Jobs()
+    seen: list[int] = []
+
+    @jobs.handler("k")
+    def k(job: jobq.Job, args: Args) -> None:
+        seen.append(args.n)
+
+    with InlineClient(jobq_dsn, jobs=jobs) as client:
+        client.enqueue(k, Args(1))
+        client.enqueue_many([jobq.NewJob(k, Args(2))])
+    assert seen == [1, 2]
+
+
+def test_assert_enqueued_looks_into_an_open_transaction(jobq_client: jobq.Client, jobq_dsn: str) -> None:
+    kind = jobq.JobType("k", Args, queue="q")
+    with psycopg.connect(jobq_dsn) as connection:
+        jobq_client.enqueue(kind, Args(1, "é"), tx=connection)
+        (info,) = assert_enqueued(connection, kind, args=Args(1, "é"), queue="q", count=1)
+        assert info.args == {"n": 1, "name": "é"}
+        assert_enqueued(connection, "k", args={"n": 1})
+        assert_not_enqueued(jobq_client, kind)
+        assert_not_enqueued(connection, kind, args=Args(2))
+        assert_not_enqueued(connection, kind, queue="other")
+        connection.rollback()
+        with pytest.raises(AssertionError, match="nothing at all"):
+            assert_enqueued(connection, kind)
+
+
+async def test_assert_enqueued_says_what_was_there_instead(jobq_async_client: jobq.AsyncClient) -> None:
+    await jobq_async_client.enqueue("k", {"n": 7})
+    found = await assert_enqueued(jobq_async_client, "k")
+    assert found[0].args == {"n": 7}
+    with pytest.raises(AssertionError, match=r'(?s)wanted 2 jobs.*found 1.*k in default: \{"n": 7\}'):
+        await assert_enqueued(jobq_async_client, "k", count=2)
+    with pytest.raises(AssertionError):
+        await assert_not_enqueued(jobq_async_client, "k")
+
+
+def test_make_job_is_a_job_to_call_handlers_with() -> None:
+    job = make_job("k", attempt=3, meta={"a": 1}, tags=["t"], created_at=datetime(2026, 1, 1, tzinfo=UTC))
+    assert (job.kind, job.attempt, job.failures, job.meta, job.tags) == ("k", 3, 2, {"a": 1}, ("t",))
+    assert job.created_at == datetime(2026, 1, 1, tzinfo=UTC)
+    assert not job.cancelled.is_set()
+    assert make_job(jobq.JobType("x", Args)).kind == "x"
+
+
+def test_the_clock_only_goes_forward() -> None:
+    clock = Clock(datetime(2030, 1, 1, tzinfo=UTC))
+    clock.advance(timedelta(days=1))
+    assert timedelta(0) <= clock.now() - datetime(2030, 1, 2, tzinfo=UTC) < timedelta(minutes=1)
+    with pytest.raises(jobq.ConfigError, match="forward"):
+        clock.advance(timedelta(seconds=-1))
+    with pytest.raises(jobq.ConfigError, match="zone"):
+        Clock(datetime(2030, 1, 1))  # noqa: DTZ001 - the very thing that is refused
+
+
+def test_each_test_has_its_own_database(jobq_dsn: str, dsn: str) -> None:
+    with psycopg.connect(jobq_dsn) as connection:
+        row: Any = connection.execute("select count(*) from jobq.jobs").fetchone()
+    assert row == (0,)
+    assert jobq_dsn != dsn
