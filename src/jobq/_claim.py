@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from jobq._marks import Position, Range
 
 # The worker's own row is part of the claim: one whose lease was declared over gets nothing, even
-# if it does not know yet. `left join`: a job whose payload is missing must end, not wait for ever.
+# if it does not know yet. `left join`: a job whose payload is missing must end, not wait for ever;
+# and lateral, with a limit: joined directly, `job` is read whole when ANALYZE saw it empty.
 CLAIM: Final = """
 with s as materialized (
     select l.tid
@@ -43,7 +44,7 @@ with s as materialized (
 select x.job_id, j.kind, x.queue, x.priority, x.attempt + 1, x.failures, x.crashes,
        j.max_attempts, j.timeout_s, date_part('epoch', j.created_at), j.meta::text, j.tags,
        j.args::text, coalesce(j.expires_at <= statement_timestamp(), false)
-from x left join {schema}.job j on j.id = x.job_id
+from x left join lateral (select * from {schema}.job where id = x.job_id limit 1) j on true
 order by x.priority desc, x.xid, x.job_id
 """
 
