@@ -59,7 +59,8 @@ _FENCE: Final = """
     select {columns} ctid as tid from {schema}.running
     where job_id = o.job_id and attempt = o.attempt and worker_id = $3::int8 limit 1"""
 
-# Results are rare, and one JSON document of them costs the common batch nothing.
+# Results are rare, and one JSON document of them costs the common batch nothing. The sub-select has
+# it parsed once: beside the column it is parsed for each job (500 results of 1 kB: 290 ms).
 COMPLETE: Final = f"""
 with u as (
     delete from {{schema}}.running where ctid = any (array(
@@ -70,7 +71,7 @@ with u as (
 insert into {{schema}}.finished
     (job_id, state, claimed_at, queue, priority, worker_id, attempt, failures, crashes, result)
 select job_id, 'completed', claimed_at, queue, priority, worker_id, attempt, failures, crashes,
-       $4::text::jsonb -> job_id::text
+       (select $4::text::jsonb) -> job_id::text
 from u
 returning job_id
 """
