@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # The worker's own row is part of the claim: one whose lease was declared over gets nothing, even
 # if it does not know yet. `left join`: a job whose payload is missing must end, not wait for ever;
 # and lateral, with a limit: joined directly, `job` is read whole when ANALYZE saw it empty.
+# $8: whether to take jobs that a worker has died with; one that runs such a job leaves the others.
 CLAIM: Final = """
 with s as materialized (
     select l.tid
@@ -30,6 +31,7 @@ with s as materialized (
         select ctid as tid from {schema}.ready
         where queue = $5::text and priority = o.priority
           and (xid, (job_id + 0)) >= (o.from_xid, o.from_id) and xid <= o.to_xid
+          and (crashes = 0 or $8::bool)
         order by xid, (job_id + 0)
         limit $6::int4 for update skip locked
     ) l
@@ -108,10 +110,19 @@ class Claimed(NamedTuple):
 
 
 def claim(
-    schema: str, queue: str, ranges: Sequence[Range], limit: int, worker_id: int
+    schema: str,
+    queue: str,
+    ranges: Sequence[Range],
+    limit: int,
+    worker_id: int,
+    *,
+    suspects: bool = True,
 ) -> Operation[list[Claimed]]:
-    """Claim up to ``limit`` jobs of one queue for a worker, best lane first."""
-    parameters = [*_arrays(ranges), queue, limit, worker_id]
+    """Claim up to ``limit`` jobs of one queue for a worker, best lane first.
+
+    Without ``suspects``, jobs that a worker has died with are left to others.
+    """
+    parameters = [*_arrays(ranges), queue, limit, worker_id, suspects]
     rows = yield Call(in_schema(CLAIM, schema), parameters)
     return list(map(Claimed._make, rows))
 

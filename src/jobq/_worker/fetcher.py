@@ -138,7 +138,14 @@ class Fetcher:
             line.marks_generation = self._link.generation
         try:
             claimed = await self._link.run(
-                claim(self._schema, line.queue, line.marks.ranges(), wanted, identity.id)
+                claim(
+                    self._schema,
+                    line.queue,
+                    line.marks.ranges(),
+                    wanted,
+                    identity.id,
+                    suspects=self._executor.suspect is None,
+                )
             )
         except (DatabaseUnavailable, asyncio.CancelledError):
             self._lease.take_new_identity()
@@ -188,20 +195,19 @@ class Fetcher:
         """Let one suspect in at a time, and none before the others are safely out of this process.
 
         A job whose worker died may be what killed it. Were two in one process, the innocent one
-        would be counted as a suspect of the next death too.
+        would be counted as a suspect of the next death too. While one is here, none is claimed.
         """
-        keep = suspects[0] if self._executor.suspect is None else None
-        if keep is not None:
-            self._executor.suspect = keep
+        keep, *others = suspects
+        self._executor.suspect = keep
         pause_s = _SUSPECT_PAUSE_S
-        for execution in suspects:
-            if execution is not keep:
-                pause_s = min(pause_s * 1.3, _SUSPECT_LONGEST_PAUSE_S)
-                job = execution.job
-                back = Settlement(job.id, job.attempt, "scheduled", "suspect", delay_s=pause_s)
-                self._completer.add(execution.identity.id, back)
-        if keep is not None:
-            if len(suspects) > 1:
-                await self._completer.flushed()
-            line.held.appendleft(keep)
-            self._executor.fill(line)
+        for execution in others:
+            pause_s = min(pause_s * 1.3, _SUSPECT_LONGEST_PAUSE_S)
+            job = execution.job
+            back = Settlement(job.id, job.attempt, "scheduled", "suspect", delay_s=pause_s)
+            self._completer.add(execution.identity.id, back)
+        try:
+            # Also what ended just now: not recorded, it would be done again, and suspected again.
+            await self._completer.flushed()
+        finally:
+            line.held.appendleft(keep)  # in a stop, too: from there it is handed back
+        self._executor.fill(line)

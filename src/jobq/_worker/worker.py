@@ -414,6 +414,7 @@ class _Parts:
     def _outcome(self, execution: Execution, outcome: Completion | Settlement) -> None:
         if execution is self.executor.suspect:
             self.executor.suspect = None
+            self.fetcher.note_news(None)  # for other suspects may have been left alone
         self.completer.add(execution.identity.id, outcome)
 
     def _recorded(self, worker_id: int, outcomes: Sequence[Outcome]) -> None:
