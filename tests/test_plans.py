@@ -1,1 +1,244 @@
-"""Plans: every hot statement goes straight to its rows, whatever the statistics say (being written)."""
+"""Plans of the hot statements on large tables, whatever the statistics say.
+
+Statistics are taken when all is well, or at the worst moment: the tables are empty but for dead rows
+that a pinned horizon keeps, so that the planner takes 200,000 rows for one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from jobq._claim import claim, refresh
+from jobq._duties import promote
+from jobq._enqueue import FIND_HOLDERS, enqueue_many, enqueue_one
+from jobq._marks import LaneMarks
+from jobq._operation import Call, Operation, in_schema
+from jobq._outcomes import Settlement, complete, find_finished, settle
+from jobq._postgres import text_params
+from tests.support.storage import BOOM, SCHEMA, Storage, hold, job_row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jobq.embedded import Databases, EmbeddedPostgres
+
+ROWS: Final = 200_000
+BATCH: Final = 100
+WORKER: Final = 1
+HOT: Final = ("job", "ready", "scheduled", "running", "finished", "attempt_error", "unique_key")
+KEYS: Final = [n.to_bytes(16, "big") for n in range(1, BATCH + 1)]
+FENCES: Final = [(3 * ROWS + n, 1) for n in range(1, BATCH + 1)]
+
+# Ids: ready, scheduled, finished, running, each with its own 200,000.
+FILL: Final = """
+insert into jobq.job (id, kind, args, max_attempts, unique_key)
+    select n, 'noop', '{"to": "somebody"}', 25,
+        case when n <= %(rows)s then decode(lpad(to_hex(n), 32, '0'), 'hex') end
+    from generate_series(1, 4 * %(rows)s) n;
+insert into jobq.ready (job_id, queue, priority) select n, 'default', 0 from generate_series(1, %(rows)s) n;
+insert into jobq.scheduled (job_id, run_at, reason, queue, priority)
+    select %(rows)s + n, now() + (n - %(rows)s / 2) * interval '1 second', 'scheduled', 'default', 0
+    from generate_series(1, %(rows)s) n;
+insert into jobq.finished (job_id, state, queue, priority, worker_id, attempt, failures, crashes)
+    select 2 * %(rows)s + n, 'completed', 'default', 0, 1, 1, 0, 0 from generate_series(1, %(rows)s) n;
+insert into jobq.running (job_id, worker_id, queue, priority, attempt, failures, crashes)
+    select 3 * %(rows)s + n, 1, 'default', 0, 1, 0, 0 from generate_series(1, %(rows)s) n;
+insert into jobq.attempt_error (job_id, attempt, outcome, type, message, traceback, worker)
+    select 3 * %(rows)s + n / 2, 1 + n %% 2, 'failed', 'E', 'm', 't', 'w' from generate_series(2, %(rows)s) n;
+insert into jobq.unique_key (key, generation, job_id)
+    select decode(lpad(to_hex(n), 32, '0'), 'hex'), 1, n from generate_series(1, %(rows)s) n;
+"""
+
+
+def fill(dsn: str, rows: int) -> None:
+    with psycopg.ClientCursor(psycopg.connect(dsn, autocommit=True)) as cursor:
+        cursor.execute(FILL, {"rows": rows})
+        cursor.connection.close()
+
+
+def empty_and_analyze(dsn: str) -> None:
+    """Let ANALYZE see no live row in tables that are full of dead ones."""
+    tables = ", ".join(f"jobq.{table}" for table in HOT)
+    with psycopg.connect(dsn, autocommit=True) as reader, psycopg.connect(dsn, autocommit=True) as writer:
+        reader.execute("begin isolation level repeatable read; select 1 from jobq.ready limit 1")
+        for table in HOT:
+            writer.execute(f"delete from jobq.{table}".encode())
+        writer.execute(f"analyze {tables}".encode())
+        statistics = writer.execute(
+            "select relpages, reltuples from pg_class where oid = 'jobq.ready'::regclass"
+        )
+        row = statistics.fetchone()
+    assert row is not None
+    assert row[0] > 0
+    assert row[1] == 0
+
+
+@pytest.fixture(scope="module", params=["fresh statistics", "statistics of an empty moment"])
+def large(
+    request: pytest.FixtureRequest, server: EmbeddedPostgres, databases: Databases, template: str
+) -> Iterator[str]:
+    """The address of a database with large tables, whose statistics are as the parameter says."""
+    name = databases.create(template=template)
+    dsn = server.dsn(name)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for table in HOT:  # nobody else may take statistics meanwhile
+            connection.execute(f"alter table jobq.{table} set (autovacuum_enabled = off)".encode())
+        if request.param == "fresh statistics":
+            fill(dsn, ROWS)
+            connection.execute("analyze")
+        else:
+            fill(dsn, 2000)
+            empty_and_analyze(dsn)
+            fill(dsn, ROWS)
+        connection.execute(
+            "insert into jobq.worker (id, name, host, pid, version, queues, kinds, lease_until)"
+            " values (1, 'w', 'h', 1, '0', '{}', '{}', now() + interval '1 day')"
+        )
+        connection.execute("select setval('jobq.job_id_seq', 10000000)")
+    yield dsn
+    databases.drop(name)
+
+
+# -- reading plans ---------------------------------------------------------------------------------
+
+
+def explain(store: Storage, call: Call, options: str = "") -> dict[str, Any]:
+    """Return the plan of a statement as it would be run, prepared; with ``analyze`` it is run."""
+    store.sql("prepare planned as " + call.sql)
+    try:
+        values = ", ".join(sql.Literal(_text(v)).as_string() for v in text_params(call.params))
+        answer = store.value(f"explain ({options} format json) execute planned({values})")
+    finally:
+        store.sql("deallocate planned")
+    plan: dict[str, Any] = (json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]
+    return plan
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+def whole_scans(plan: dict[str, Any]) -> list[str]:
+    """Return where a plan reads a hot table from end to end, through an index or not."""
+    found = []
+    for node in nodes(plan):
+        kind, table = node["Node Type"], node.get("Relation Name")
+        if table not in HOT:
+            continue
+        is_bounded = "Index Cond" in node or "TID Cond" in node
+        if kind == "Seq Scan" or (kind.startswith(("Index", "Bitmap Index")) and not is_bounded):
+            found.append(f"{kind} on {table}")
+    return found
+
+
+# -- the statements --------------------------------------------------------------------------------
+
+
+def marks() -> LaneMarks:
+    """Marks in use: lanes that begin somewhere, and an ended straggler."""
+    known = LaneMarks()
+    known.lanes = dict.fromkeys(known.lanes, (900, 1))
+    known.ended = ((0, 800), (5, 800))
+    return known
+
+
+def settlements() -> list[Settlement]:
+    ways: list[dict[str, Any]] = [
+        {"to": "scheduled", "reason": "retry", "delay_s": 1.0, "failed": True, "failure": BOOM},
+        {"to": "ready"},
+        {"to": "discarded", "reason": "r", "failed": True, "failure": BOOM},
+    ]
+    return [Settlement(*fence, **ways[i % 3]) for i, fence in enumerate(FENCES)]
+
+
+WORKERS: Final[dict[str, Callable[[], Operation[Any]]]] = {
+    "claim": lambda: claim(SCHEMA, "default", marks().ranges(), BATCH, WORKER),
+    "first claim": lambda: claim(SCHEMA, "default", LaneMarks().ranges(), BATCH, WORKER),
+    "refresh": lambda: refresh(SCHEMA, "default", marks().ranges(), 0.0),
+    "complete": lambda: complete(SCHEMA, WORKER, FENCES, {}),
+    "settle": lambda: settle(SCHEMA, WORKER, "w", settlements(), notify=True),
+    "promote": lambda: promote(SCHEMA, None, BATCH, notify=True),
+    "find finished": lambda: find_finished(SCHEMA, WORKER, [(2 * ROWS + n, 1) for n in range(1, BATCH)]),
+}
+CLIENTS: Final[dict[str, Callable[[], Operation[Any]]]] = {
+    "enqueue": lambda: enqueue_one(SCHEMA, job_row(), notify=True),
+    "enqueue many": lambda: enqueue_many(SCHEMA, [job_row(priority=n % 3) for n in range(9)], notify=True),
+    "unique enqueue": lambda: enqueue_many(SCHEMA, [job_row(unique_key=key) for key in KEYS], notify=True),
+    "one unique enqueue": lambda: enqueue_many(SCHEMA, [job_row(unique_key=KEYS[0])], notify=True),
+    "find holders": lambda: _one(Call(in_schema(FIND_HOLDERS, SCHEMA), (KEYS,))),
+}
+
+
+def _one(call: Call) -> Operation[Any]:
+    return (yield call)
+
+
+@pytest.mark.parametrize("statement", WORKERS)
+def test_a_workers_statement_reads_no_hot_table_from_end_to_end(large: str, statement: str) -> None:
+    with Storage(large) as store:
+        plan = explain(store, hold(WORKERS[statement]()))
+    assert whole_scans(plan) == []
+
+
+@pytest.mark.parametrize("statement", CLIENTS)
+@pytest.mark.parametrize("cache_mode", ["force_generic_plan", "force_custom_plan"])
+def test_a_clients_statement_does_not_either_on_a_connection_without_our_settings(
+    large: str, statement: str, cache_mode: str
+) -> None:
+    with Storage(large, plan_settings=False) as store:
+        store.sql(f"set plan_cache_mode = {cache_mode}")
+        plan = explain(store, hold(CLIENTS[statement]()))
+    assert whole_scans(plan) == []
+
+
+# -- what a claim reads ----------------------------------------------------------------------------
+
+ROUNDS: Final = 60
+PER_ROUND: Final = 500
+
+
+def hits_of_each_round(store: Storage, *, uses_marks: bool) -> list[int]:
+    """Return how many buffers the claims of each round read, while nothing that is dead goes away."""
+    known, hits = LaneMarks(), []
+    with Storage(store.dsn) as reader:
+        reader.sql("begin isolation level repeatable read")
+        reader.sql("select 1 from jobq.ready limit 1")
+        for round_ in range(ROUNDS):
+            left = store.enqueue(PER_ROUND)
+            hits.append(0)
+            while left:
+                store.refresh(known, float(round_))
+                ranges = (known if uses_marks else LaneMarks()).ranges()
+                call = hold(claim(SCHEMA, "default", ranges, BATCH, WORKER))
+                plan = explain(store, call, "analyze, buffers, timing off,")
+                hits[-1] += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+                mine, left = left[:BATCH], left[BATCH:]
+                done = store.run(complete(SCHEMA, WORKER, [(job_id, 1) for job_id in mine], {}))
+                assert done == set(mine), "it claimed others"
+    return hits
+
+
+@pytest.mark.parametrize("uses_marks", [True, False], ids=["with marks", "without"])
+def test_with_marks_a_claim_under_a_pinned_horizon_reads_no_more_after_many_others(
+    dsn: str, *, uses_marks: bool
+) -> None:
+    with Storage(dsn) as store:
+        store.worker(WORKER)
+        store.sql("analyze")
+        hits = hits_of_each_round(store, uses_marks=uses_marks)
+    first, last = sum(hits[2:7]), sum(hits[-5:])
+    if uses_marks:
+        assert last <= 1.1 * first, hits
+    else:
+        assert last > 1.3 * first, f"there was nothing for the marks to save: {hits}"
