@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _READ_BYTES: Final = 4096
+_MOST_WORKER_IDS: Final = 1000  # of one process: it ends its older ones itself, once they hold nothing
 _MOST_UNREAD_BYTES: Final = 64 << 10  # of one line: whoever sends more is not our child
 STOP_WORD: Final = b"stop\n"
 
@@ -66,7 +68,7 @@ class Child:
         finally:
             theirs.close()
         self.started_at = time.monotonic()
-        self.worker_ids: list[int] = []
+        self.worker_ids: deque[int] = deque(maxlen=_MOST_WORKER_IDS)
         self.ending: int | None = None
         self.ending_at: float | None = None
         self.was_killed = False

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
 import msgspec
 
 from jobq._worker.config import WorkerConfig
+
+_LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,10 @@ class ProcessSettings:
             heartbeat=timedelta(seconds=self.heartbeat_s),
             grace=timedelta(seconds=self.grace_s),
         )
+
+    def configure_logging(self) -> None:
+        """Have this process log to standard error, as all processes of this worker do."""
+        logging.basicConfig(level=self.log_level.upper(), format=_LOG_FORMAT)
 
     def to_line(self) -> bytes:
         """Return it as JSON on one line."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Final
 
@@ -16,7 +15,6 @@ from jobq.cli.application import split_application
 from jobq.cli.common import DSN_OPTION, SCHEMA_OPTION, explain_errors, require_dsn
 from jobq.cli.settings import ProcessSettings
 
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
 _LEVELS: Final = ("debug", "info", "warning", "error")
 _MOST_PROCESSES: Final = 256
 
@@ -108,7 +106,7 @@ def worker(
     )
     config = settings.worker_config()
     check_database(settings.dsn, schema)
-    logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT)
+    settings.configure_logging()
     supervisor = Supervisor(
         [sys.executable, "-m", "jobq.cli.process"],
         settings.to_line(),
