@@ -1,0 +1,291 @@
+"""How an embedded worker stops, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import jobq
+from tests.support.inprocess import working
+from tests.support.polling import eventually_async
+
+if TYPE_CHECKING:
+    from tests.conftest import SpawnPython
+
+
+@dataclass(frozen=True)
+class Number:
+    n: int
+
+
+async def test_s18_a_grace_too_short_leaves_nothing_running(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    started = 0
+    cancelled: list[int] = []
+
+    @jobs.handler("slow")
+    async def slow(job: jobq.Job, args: Number) -> None:
+        nonlocal started
+        started += 1
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(job.id)
+            raise
+
+    async with working(dsn, jobs, queues={"default": 10}) as bench:
+        await bench.client.enqueue_many(jobq.NewJob(slow, Number(n)) for n in range(30))
+        await eventually_async(lambda: started == 10)
+        report = await bench.stop(grace_s=0.1)
+        states = bench.rows("select state, count(*) as n from jobq.jobs group by 1")
+        workers = bench.rows("select end_reason from jobq.worker")
+    assert states == [{"state": "ready", "n": 30}]
+    assert len(cancelled) == 10
+    assert report.handed_back >= 10
+    assert workers == [{"end_reason": "stopped"}]
+
+
+async def test_s18_an_outcome_that_is_being_written_when_the_stop_comes_is_kept(dsn: str) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("quick")
+    async def quick(job: jobq.Job, args: Number) -> None: ...
+
+    done = 0
+    for _ in range(10):
+        async with working(dsn, jobs) as bench:
+            await bench.client.enqueue_many(jobq.NewJob(quick, Number(n)) for n in range(200))
+            await eventually_async(lambda bench=bench: bench.worker.stats().claimed > 0)
+            report = await bench.stop()
+            done += report.completed
+            rows = bench.rows("select state, count(*) as n from jobq.jobs group by 1")
+        counts = {row["state"]: row["n"] for row in rows}
+        assert "running" not in counts
+        assert counts["completed"] == done
+
+
+async def test_s20_a_worker_that_is_stopped_before_its_first_step_returns(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    async with jobq.AsyncClient(dsn) as client:
+        for _ in range(1000):
+            worker = jobq.Worker(client, jobs)
+            run = asyncio.create_task(worker.run(handle_signals=False))
+            await worker.stop()
+            await asyncio.wait_for(run, 5)
+
+
+async def test_s20_a_worker_that_is_stopped_in_the_middle_of_its_start_returns(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    async with jobq.AsyncClient(dsn) as client:
+        for n in range(15):
+            worker = jobq.Worker(client, jobs)
+            run = asyncio.create_task(worker.run(handle_signals=False))
+            await asyncio.sleep(n * 0.004)
+            await worker.stop()
+            await asyncio.wait_for(run, 5)
+
+
+async def test_s22_a_thread_that_goes_on_keeps_its_job_until_it_ends(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = jobq.Jobs()
+    release, started = threading.Event(), threading.Event()
+    runs: list[int] = []
+
+    @jobs.handler("stubborn")
+    def stubborn(job: jobq.Job, args: Number) -> None:
+        runs.append(job.attempt)
+        started.set()
+        if job.attempt == 1:
+            release.wait(30)
+
+    lease = {"lease": timedelta(milliseconds=1500), "heartbeat": timedelta(milliseconds=300)}
+    rescue = {"rescue_interval": timedelta(milliseconds=100)}
+    try:
+        async with working(dsn, jobs, **lease) as bench:
+            job = await bench.client.enqueue(stubborn, Number(1))
+            await asyncio.to_thread(started.wait, 10)
+            stopped_at = time.monotonic()
+            report = await bench.stop(grace_s=0.2)
+            assert time.monotonic() - stopped_at < 5.2
+            assert report.left_running == (job.id,)
+            assert "would not stop" in caplog.text
+            async with working(dsn, jobs, **lease, **rescue) as other:
+                await asyncio.sleep(2.5)  # well beyond the lease: it must still be held
+                assert (runs, other.job(job.id)["state"]) == ([1], "running")
+                release.set()
+                row = await other.ended(job.id)
+    finally:
+        release.set()
+    assert (row["state"], row["crashes"], row["failures"], runs) == ("completed", 0, 0, [1, 2])
+
+
+def test_s24_a_second_signal_ends_an_embedded_worker_at_once(dsn: str, spawn_python: SpawnPython) -> None:
+    code = f"""
+import asyncio, threading, jobq
+jobs = jobq.Jobs()
+@jobs.handler("k")
+def k(job, args: dict) -> None:
+    print("started", flush=True)
+    threading.Event().wait()
+async def main():
+    async with jobq.AsyncClient({dsn!r}) as client:
+        await client.enqueue(k, {{}})
+        await jobq.Worker(client, jobs).run()
+asyncio.run(main())
+"""
+    process = spawn_python("-c", code)
+    process.wait_for_output("started")
+    process.terminate()
+    time.sleep(0.5)  # two signals that come at once are one to the kernel
+    started = time.monotonic()
+    process.terminate()
+    assert process.wait(10) == 128 + signal.SIGTERM
+    assert time.monotonic() - started < 2
+    assert "Traceback" not in process.output
+
+
+async def test_s25_orderly_deploys_use_no_attempt(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    starts: list[int] = []
+
+    @jobs.handler("slow", max_attempts=3)
+    async def slow(job: jobq.Job, args: Number) -> None:
+        starts.append(job.attempt)
+        if job.attempt <= 5:
+            await asyncio.sleep(60)
+
+    job_id = 0
+    for deploy in range(5):
+        async with working(dsn, jobs) as bench:
+            if deploy == 0:
+                job_id = (await bench.client.enqueue(slow, Number(1))).id
+            await eventually_async(lambda deploy=deploy: len(starts) == deploy + 1)
+            await bench.stop(grace_s=0)
+            row = bench.job(job_id)
+            assert (row["state"], row["failures"], row["crashes"]) == ("ready", 0, 0)
+    async with working(dsn, jobs) as bench:
+        row = await bench.ended(job_id)
+    assert (row["state"], starts) == ("completed", [1, 2, 3, 4, 5, 6])
+
+
+async def test_s29_without_signal_handlers_a_worker_warns_once_and_works(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", refuse)
+    async with jobq.AsyncClient(dsn) as client:
+        worker = jobq.Worker(client, jobq.Jobs())
+        run = asyncio.create_task(worker.run())
+        await eventually_async(lambda: worker.stats().listening)
+        await worker.stop()
+        await run
+    assert sum("signals" in record.message for record in caplog.records) == 1
+
+
+def test_s29_a_worker_off_the_main_thread_warns_once_and_works(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reports: list[jobq.WorkerReport] = []
+
+    async def main() -> None:
+        jobs = jobq.Jobs()
+        done = asyncio.Event()
+
+        @jobs.handler("k")
+        async def k(job: jobq.Job, args: Number) -> None:
+            done.set()
+
+        async with jobq.AsyncClient(dsn) as client:
+            worker = jobq.Worker(client, jobs)
+            run = asyncio.create_task(worker.run())
+            await client.enqueue(k, Number(1))
+            await asyncio.wait_for(done.wait(), 10)
+            await worker.stop()
+            reports.append(await run)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    thread.join(30)
+    assert reports[0].completed == 1
+    assert sum("off the main thread" in record.message for record in caplog.records) == 1
+
+
+async def test_the_lease_is_renewed_until_the_end_of_the_drain(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    started = asyncio.Event()
+
+    @jobs.handler("slow")
+    async def slow(job: jobq.Job, args: Number) -> None:
+        started.set()
+        await asyncio.sleep(3)
+
+    lease = {"lease": timedelta(milliseconds=900), "heartbeat": timedelta(milliseconds=200)}
+    async with working(dsn, jobs, **lease) as bench:
+        job = await bench.client.enqueue(slow, Number(1))
+        await started.wait()
+        report = await bench.stop(grace_s=10)
+        row = bench.job(job.id)
+    assert (row["state"], row["attempt"], report.completed) == ("completed", 1, 1)
+    assert bench.worker.stats().lost_leases == 0
+
+
+async def test_a_worker_refuses_what_cannot_work(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    with jobq.Client(dsn) as sync_client:
+        client: Any = sync_client
+        with pytest.raises(jobq.ConfigError, match="AsyncClient"):
+            jobq.Worker(client, jobs)
+    async with working(dsn, jobs) as bench:
+        await eventually_async(lambda: bench.worker.stats().listening)
+        with pytest.raises(jobq.ConfigError, match="running already"):
+            await bench.worker.run()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("queues", {}),
+        ("queues", {"": 1}),
+        ("queues", {"q": 0}),
+        ("queues", {"q" * 129: 1}),
+        ("lease", timedelta(0)),
+        ("heartbeat", timedelta(seconds=11)),
+        ("poll", timedelta(0)),
+        ("grace", timedelta(seconds=-1)),
+        ("cancel_grace", timedelta(seconds=-1)),
+        ("prefetch", -1),
+        ("crash_limit", 0),
+        ("completion_batch", 0),
+        ("pending_outcomes", 0),
+        ("promote_interval", timedelta(0)),
+        ("rescue_interval", timedelta(0)),
+    ],
+)
+def test_a_bad_setting_fails_at_once_and_is_named(setting: str, value: Any) -> None:
+    with pytest.raises(jobq.ConfigError, match=rf"WorkerConfig\.{setting}"):
+        jobq.WorkerConfig(**{setting: value})
+
+
+async def test_a_part_that_fails_by_a_fault_of_ours_ends_the_run_with_its_error(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jobq._worker.duties import Promoter
+
+    async def broken(_: Promoter) -> float:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Promoter, "run_once", broken)
+    async with jobq.AsyncClient(dsn) as client:
+        worker = jobq.Worker(client, jobq.Jobs())
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(worker.run(handle_signals=False), 15)
