@@ -63,7 +63,7 @@ def test_without_its_libraries_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "click", None)
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert capsys.readouterr().err == "jobqctl needs click: pip install 'jobq[cli]'\n"
 
 

@@ -154,6 +154,18 @@ def test_a_service_manager_that_signals_every_process_at_once_gets_a_graceful_st
     assert stage.job(job_id) == ("completed", 1, 0, 0)
 
 
+def test_a_second_signal_to_a_worker_process_itself_is_meant_and_costs_its_jobs_nothing(stage: Stage) -> None:
+    job_id = stage.enqueue("thread")
+    supervisor = stage.start("--grace", "60")
+    stage.await_runs(job_id)
+    child = child_of(supervisor)
+    os.kill(child, signal.SIGTERM)
+    supervisor.wait_for_output("stops: 1 handlers run")
+    os.kill(child, signal.SIGTERM)
+    eventually(lambda: stage.job(job_id) == ("running", 2, 0, 0), 20.0)
+    assert f"(pid {child}) ended with code 143; another one starts in" in supervisor.output
+
+
 def test_a_worker_process_that_is_stopped_alone_is_replaced(stage: Stage) -> None:
     supervisor = stage.start()
     supervisor.wait_for_output("works on")

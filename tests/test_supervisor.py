@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -16,8 +17,6 @@ from jobq._worker.exit_codes import EXIT_BLOCKED, EXIT_CONFIG, EXIT_LINGERING
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import psycopg
 
     from tests.conftest import SpawnPython
@@ -80,6 +79,12 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def cpu_s(pid: int) -> float:
+    """The CPU time that a process itself has used."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 # Decisions
@@ -168,6 +173,14 @@ def test_an_application_that_cannot_be_loaded_is_tried_once_and_not_by_every_pro
     assert supervisor.wait() == 2
     assert len(fake.starts) == 1
     assert "giving up" in supervisor.output
+
+
+def test_a_supervisor_sleeps_while_its_first_process_waits_to_be_started_again(fake: Fake) -> None:
+    supervisor = fake.start("exit 1", processes=5)
+    eventually(lambda: len(fake.starts) >= 5)  # from here on the pauses are longer than a second
+    before = cpu_s(supervisor.pid)
+    eventually(lambda: len(fake.starts) >= 6)
+    assert cpu_s(supervisor.pid) - before < 0.3
 
 
 def test_an_application_that_has_worked_before_is_tried_again(fake: Fake) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 import selectors
 import signal
@@ -43,7 +44,8 @@ HEALTHY_AFTER_S: Final = 30.0  # a process that has run for so long starts with 
 KILL_AFTER_GRACE_S: Final = 3.0
 END_AFTER_GRACE_S: Final = 4.0
 EXIT_TIMEOUT_S: Final = 5.0  # for an interpreter's own end, after its worker has ended in order
-_LAST_REAP_S: Final = 0.3
+LAST_REAP_S: Final = 0.3  # for processes that were sent SIGKILL to be gone
+FAST_AFTERCARE_S: Final = 1.0  # after a second signal
 _LONGEST_AFTERCARE_S: Final = 3.0
 _SHORTEST_AFTERCARE_S: Final = 0.5
 
@@ -123,7 +125,8 @@ class Supervisor:
         self._places = [_Place(number + 1) for number in range(processes)]
         self._selector = selectors.DefaultSelector()
         self._has_worked = False  # some child has registered: the application can be loaded
-        self._stop_at: float | None = None
+        self._is_stopping = False
+        self._kill_at = self._end_at = math.inf
         self._signals: list[int] = []
         self._handled_signals = 0
         self._exit_code = 0
@@ -155,9 +158,7 @@ class Supervisor:
 
     @property
     def _is_over(self) -> bool:
-        if self._stop_at is None:
-            return False
-        return not self._children or time.monotonic() > self._stop_at + self._grace_s + END_AFTER_GRACE_S
+        return self._is_stopping and (not self._children or time.monotonic() > self._end_at)
 
     @property
     def _children(self) -> list[Child]:
@@ -166,13 +167,18 @@ class Supervisor:
     # Start
 
     def _start_due(self) -> None:
-        if self._stop_at is not None:
-            return
         now = time.monotonic()
-        # One goes first: what is wrong with the application shows once, not once for each process.
-        for place in self._places if self._has_worked else self._places[:1]:
-            if place.child is None and place.start_at <= now:
+        for place in self._to_start():
+            if place.start_at <= now:
                 self._start(place)
+
+    def _to_start(self) -> list[_Place]:
+        """Return the places that should get a process, now or when their pause is over."""
+        if self._is_stopping:
+            return []
+        # One goes first: what is wrong with the application shows once, not once for each process.
+        places = self._places if self._has_worked else self._places[:1]
+        return [place for place in places if place.child is None]
 
     def _start(self, place: _Place) -> None:
         try:
@@ -202,11 +208,9 @@ class Supervisor:
 
     def _wait_s(self) -> float:
         now = time.monotonic()
-        times = [now + _LONGEST_WAIT_S]
-        if self._stop_at is not None:
-            times.append(self._stop_at + self._grace_s + KILL_AFTER_GRACE_S)
-        elif self._has_worked or self._places[0].child is None:
-            times += [place.start_at for place in self._places if place.child is None]
+        times = [now + _LONGEST_WAIT_S, *(place.start_at for place in self._to_start())]
+        if any(not child.was_killed for child in self._children):
+            times.append(self._kill_at)
         return max(0.0, min(times) - now)
 
     @contextlib.contextmanager
@@ -251,21 +255,25 @@ class Supervisor:
                 logger.warning("%s again: ending now, jobs are handed back", name)
                 self._exit_code = FAST_EXIT_BASE + number
                 self._kill_all()
+                self._end_at = time.monotonic() + LAST_REAP_S
 
     def _ask_to_stop(self) -> None:
-        self._stop_at = self._stop_at or time.monotonic()
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        grace_ends_at = time.monotonic() + self._grace_s
+        self._kill_at, self._end_at = grace_ends_at + KILL_AFTER_GRACE_S, grace_ends_at + END_AFTER_GRACE_S
         for child in self._children:
             child.ask_to_stop()
 
     def _enforce_ends(self) -> None:
         now = time.monotonic()
-        is_late = self._stop_at is not None and now >= self._stop_at + self._grace_s + KILL_AFTER_GRACE_S
         for place in self._places:
             child = place.child
             if child is None or child.was_killed:
                 continue
             hangs = child.ending_at is not None and now - child.ending_at > EXIT_TIMEOUT_S
-            if is_late or hangs:
+            if hangs or now >= self._kill_at:
                 logger.error("worker process %d has not ended in time and is killed", place.number)
                 child.kill()
 
@@ -276,7 +284,7 @@ class Supervisor:
     def _end_all(self) -> None:
         """Leave no child behind, however this ends."""
         self._kill_all()
-        until = time.monotonic() + _LAST_REAP_S
+        until = time.monotonic() + LAST_REAP_S
         while self._children and time.monotonic() < until:
             self._reap()
             time.sleep(0.01)
@@ -301,7 +309,7 @@ class Supervisor:
             # A code alone proves nothing: a handler, too, may call os._exit(0).
             died = child.ending is None and not child.was_killed
             self._aftercare.add(Estate(name, tuple(child.worker_ids), died))
-        if self._stop_at is not None:
+        if self._is_stopping:
             logger.info("%s %s", name, describe_end(code, child.ending))
         elif code == EXIT_CONFIG and not self._has_worked:
             logger.critical("%s %s: giving up", name, describe_end(code, child.ending))
@@ -319,7 +327,7 @@ class Supervisor:
         logger.warning("%s; another one starts in %.1f s", what, pause_s)
 
     def _aftercare_s(self) -> float:
-        if self._exit_code >= FAST_EXIT_BASE or self._stop_at is None:
-            return _SHORTEST_AFTERCARE_S * 2
-        left_s = self._stop_at + self._grace_s + END_AFTER_GRACE_S - time.monotonic()
+        if self._exit_code >= FAST_EXIT_BASE:
+            return FAST_AFTERCARE_S
+        left_s = self._end_at - time.monotonic()
         return min(max(left_s, _SHORTEST_AFTERCARE_S), _LONGEST_AFTERCARE_S)

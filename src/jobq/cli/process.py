@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -25,7 +26,7 @@ from jobq._child import Report
 from jobq._client import AsyncClient
 from jobq._errors import ConfigError, Error
 from jobq._worker import Worker
-from jobq._worker.exit_codes import EXIT_CONFIG, EXIT_LINGERING
+from jobq._worker.exit_codes import EXIT_CONFIG, EXIT_LINGERING, FAST_EXIT_BASE
 from jobq.cli.application import load_jobs
 from jobq.cli.settings import ProcessSettings
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from jobq._jobs import Jobs
 
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
 EXIT_FAILED: Final = 1
 _ORPHAN_EXIT_S: Final = 4.0  # beyond the grace: nobody else is there to end a process that hangs
 
@@ -103,7 +103,7 @@ def main() -> None:
     """Run the worker process."""
     link = SupervisorLink(int(sys.argv[1]))
     settings = link.settings()
-    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
+    settings.configure_logging()
     code = run(link, settings)
     link.note_ending(code)
     sys.exit(code)
@@ -130,27 +130,55 @@ def run(link: SupervisorLink, settings: ProcessSettings) -> int:
         return EXIT_FAILED
 
 
+def handle_signals(loop: asyncio.AbstractEventLoop, link: SupervisorLink, stop: Callable[[], None]) -> None:
+    """Stop at the first SIGTERM or SIGINT; at the second end at once, and say that it is meant.
+
+    The worker's own second signal says nothing, so that its jobs would be taken for suspects.
+    """
+    seen: list[int] = []
+
+    def on_signal(number: int) -> None:
+        seen.append(number)
+        if len(seen) == 1:
+            stop()
+            return
+        link.note_ending(FAST_EXIT_BASE + number)
+        leave_at_once(FAST_EXIT_BASE + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+
+
 async def _work(link: SupervisorLink, settings: ProcessSettings, jobs: Jobs) -> int:
     loop = asyncio.get_running_loop()
     async with AsyncClient(settings.dsn, schema=settings.schema) as client:
         worker = Worker(client, jobs, settings.worker_config())
         worker.on_register = link.note_worker
+        worker.ends_process = True
         stops: list[asyncio.Task[None]] = []
 
         def stop() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: it has stopped
-                loop.call_soon_threadsafe(lambda: stops.append(loop.create_task(worker.stop())))
+            stops.append(loop.create_task(worker.stop()))
 
-        link.watch(stop, settings.grace_s)
+        def stop_from_thread() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has stopped
+                loop.call_soon_threadsafe(stop)
+
+        handle_signals(loop, link, stop)
+        link.watch(stop_from_thread, settings.grace_s)
         try:
-            report = await worker.run()
-        except Error:
-            raise
+            report = await worker.run(handle_signals=False)
+        except ConfigError:
+            raise  # before anything has started
+        # From here on not by returning: the loop's own end would wait for tasks that ignore their
+        # cancellation.
+        except Error as error:
+            logger.critical("the worker failed: %s", error)
+            leave_at_once(EXIT_FAILED)
         except Exception:
             logger.exception("the worker failed")
             leave_at_once(EXIT_FAILED)
         if report.left_running:
-            # Not by returning: the loop's own end would wait for tasks that ignore their cancellation.
             link.note_ending(EXIT_LINGERING)
             leave_at_once(EXIT_LINGERING)
     return 0

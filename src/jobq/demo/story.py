@@ -137,11 +137,10 @@ class _Story:
         if not self._bookkeeper.held_by(victim):
             return False
         self._crew.kill(victim)
-        held = self._bookkeeper.held_by(victim)
         successor = self._crew.start()
         self._screen.say(
-            f"kill -9 {victim}: this worker dies in the middle of {held} e-mails, and worker {successor}"
-            f" starts. The {held} come back when the dead one's lease ends,"
+            f"kill -9 {victim}: this worker dies in the middle of its work, and worker {successor} starts."
+            " The e-mails that it held come back when its lease ends,"
             f" {LEASE.total_seconds():g} s after its last heartbeat (30 s by default)."
         )
         return True
