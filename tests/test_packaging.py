@@ -82,6 +82,10 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
             "jobqctl",
             "=",
             "jobq.cli:main",
+            "[pytest11]",
+            "jobq",
+            "=",
+            "jobq._pytest_plugin",
         ]
     assert "LICENSE" in names
     assert "License-Expression: MIT" in metadata
@@ -108,6 +112,6 @@ def test_the_installed_package_has_its_migrations(bare_python: Path) -> None:
 
 
 def test_jobqctl_without_its_extra_says_what_to_install(bare_python: Path) -> None:
-    answer = run([bare_python.with_name("jobqctl"), "--help"], code=1)
+    answer = run([bare_python.with_name("jobqctl"), "--help"], code=2)
     assert "pip install 'jobq[cli]'" in answer
     assert "Traceback" not in answer
