@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jobq
+from bench.cores import CannotPin, Pin
 from bench.hands import HandFailed
-from bench.lab import BenchError, Pin, Size, open_lab
+from bench.lab import BenchError, Size, open_lab
 from bench.registry import BENCHES
 from bench.report import print_report
 
@@ -28,14 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in names:
             _run(name, Pin(options.pin), options)
-    except (BenchError, HandFailed, jobq.Error) as error:
+    except (BenchError, CannotPin, HandFailed, jobq.Error) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def _run(name: str, pin: Pin, options: argparse.Namespace) -> None:
-    with open_lab(pin, Size(options.size), options.postgres) as lab:
+    with open_lab(pin, Size(options.size), options.postgres, options.nice) as lab:
         results = []
         for result in BENCHES[name].run(lab):
             results.append(result)
@@ -59,6 +60,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=[pin.value for pin in Pin],
         default=Pin.ONE.value,
         help="cores that server and worker share (default: one)",
+    )
+    parser.add_argument(
+        "--nice",
+        type=int,
+        default=0,
+        metavar="N",
+        help="priority of what is measured, such as -15 on a busy machine (below 0: as root)",
     )
     parser.add_argument(
         "--postgres", type=Path, metavar="DIR", help="PostgreSQL's programs (default: those that are found)"

@@ -7,7 +7,6 @@ import enum
 import os
 import platform
 import shutil
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 
 import jobq
+from bench.cores import Pin, cores_of, others_than, pinned, preferred
 from bench.hands import Hand, hired
 from bench.meter import Meter, Reading, cpu_between, filesystem_of
 from bench.result import Cost
@@ -38,14 +38,6 @@ SERVER_SETTINGS: Final[Mapping[str, str]] = {
 _STATED: Final = (*SERVER_SETTINGS, "full_page_writes", "wal_level", "autovacuum", "server_version")
 _TEMPLATE: Final = "bench_template"
 _IN_MEMORY: Final = {"tmpfs", "ramfs"}
-
-
-class Pin(enum.StrEnum):
-    """Which cores the server and everything measured share."""
-
-    ONE = "one"
-    TWO = "two"
-    NONE = "none"
 
 
 class Size(enum.StrEnum):
@@ -113,15 +105,19 @@ class Lab:
     """Everything a bench needs; made by `open_lab`.
 
     Attributes:
-        pin: as asked for; ``cores`` are those it means here, ``None`` for all.
+        cores: those that the server and the hands share, ``None`` for all.
         size: how much to run.
         meter: reads the server.
     """
 
     def __init__(
-        self, server: EmbeddedPostgres, meter: Meter, pin: Pin, cores: list[int] | None, size: Size
+        self,
+        server: EmbeddedPostgres,
+        meter: Meter,
+        cores: list[int] | None,
+        size: Size,
+        placement: Mapping[str, object],
     ) -> None:
-        self.pin: Final = pin
         self.cores: Final = cores
         self.size: Final = size
         self.meter: Final = meter
@@ -129,7 +125,7 @@ class Lab:
         self._databases = Databases(server.dsn())
         self._databases.create(_TEMPLATE)
         jobq.migrate(server.dsn(_TEMPLATE))
-        self._stated = self._read_settings()
+        self._stated = {**self._read_settings(), **placement}
 
     def close(self) -> None:
         """Let go of the server."""
@@ -172,8 +168,8 @@ class Lab:
             "python": platform.python_version(),
             "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
             "event_loop": "uvloop" if has_uvloop() else "asyncio",
-            "pin": str(self.pin),
             "cores": len(self.cores) if self.cores else os.cpu_count(),
+            "load_average": os.getloadavg()[0],  # of the minute before: who else was there
             "transport": "unix socket",
             "filesystem": filesystem_of(self._server.data_dir),
             "size": str(self.size),
@@ -189,34 +185,18 @@ def has_uvloop() -> bool:
     return True
 
 
-def cores_of(pin: Pin) -> list[int] | None:
-    """Return the cores that a pin means here.
-
-    Raises:
-        BenchError: there are not as many, or this system cannot pin.
-    """
-    if pin is Pin.NONE:
-        return None
-    if sys.platform != "linux":
-        raise BenchError(f"pin={pin}: only Linux pins processes to cores; use none")
-    wanted = 1 if pin is Pin.ONE else 2
-    cores = sorted(os.sched_getaffinity(0))[:wanted]
-    if len(cores) < wanted:
-        raise BenchError(f"pin={pin}: this process may use {len(cores)} core(s)")
-    return cores
-
-
 @contextlib.contextmanager
-def open_lab(pin: Pin, size: Size, bin_dir: Path | None = None) -> Iterator[Lab]:
+def open_lab(pin: Pin, size: Size, bin_dir: Path | None = None, niceness: int = 0) -> Iterator[Lab]:
     """Start a server for a bench, pinned; stop and remove it at the end.
 
     Args:
         pin: which cores.
         size: how much to run.
         bin_dir: PostgreSQL's programs; ``None`` for those that `EmbeddedPostgres` finds.
+        niceness: priority of the server and of what is measured, below 0 to go before others.
 
     Raises:
-        BenchError: there are not enough cores.
+        CannotPin: there are not enough cores, or this user may not have that priority.
         jobq.embedded.EmbeddedError: no server can be run here.
     """
     with contextlib.ExitStack() as stack:
@@ -224,12 +204,13 @@ def open_lab(pin: Pin, size: Size, bin_dir: Path | None = None) -> Iterator[Lab]
         server = EmbeddedPostgres(folder, bin_dir, SERVER_SETTINGS)
         stack.callback(server.close)
         cores = cores_of(pin)
-        with _pinned(cores):
-            server.start()  # all its processes descend from the one that inherits the pin
+        with pinned(cores), preferred([os.getpid()], niceness):
+            server.start()  # all its processes descend from the one that inherits both
         assert server.pid is not None
-        stack.enter_context(_pinned(_other_cores(cores)))  # the bench itself stays out of the way
+        stack.enter_context(pinned(others_than(cores)))  # the bench itself stays out of the way
+        stack.enter_context(preferred([os.getpid(), server.pid], niceness))
         meter = stack.enter_context(Meter(server.dsn(), server.pid))
-        lab = Lab(server, meter, pin, cores, size)
+        lab = Lab(server, meter, cores, size, {"pin": str(pin), "nice": niceness})
         stack.callback(lab.close)
         yield lab
 
@@ -244,22 +225,3 @@ def _folder_on_disk() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _other_cores(cores: list[int] | None) -> list[int] | None:
-    if cores is None:
-        return None
-    return sorted(os.sched_getaffinity(0) - set(cores)) or None
-
-
-@contextlib.contextmanager
-def _pinned(cores: list[int] | None) -> Iterator[None]:
-    if cores is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

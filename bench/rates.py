@@ -46,12 +46,11 @@ def rate_result(
         runs=len(ours),
         cost=cost,
         yardstick_cost=bare_cost,
+        cpu_ratio=_cpu_ratio(cost, bare_cost),
         floor=floor,
         settings=settings,
         details={
             "jobs": ours[0][0],
-            # What the ratio would be if CPU alone decided, whatever else ran on these cores.
-            "cpu_ratio": _cpu_ratio(cost, bare_cost),
             "busy_share": _busy_share(ours),
             "yardstick_busy_share": _busy_share(yardstick),
         },

@@ -15,12 +15,13 @@ _HEADINGS: Final = (
     "value",
     "yardstick",
     "ratio",
+    "by CPU",
     "floor",
     "server µs",
     "client µs",
     "WAL B",
 )
-_LEFT: Final = {0, 4}  # columns of words
+_LEFT: Final = {0, 5}  # columns of words
 
 
 def print_report(results: Sequence[Result]) -> None:
@@ -29,7 +30,8 @@ def print_report(results: Sequence[Result]) -> None:
     _print_table(rows)
     for name in dict.fromkeys(result.yardstick_name for result in results):
         print(f"  yardstick: {name}")
-    print(f"  in brackets: least and most of {results[0].runs} runs; CPU and WAL are a job's")
+    print(f"  in brackets: least and most of {results[0].runs} runs; CPU and WAL are a job's;")
+    print("  by CPU: what the ratio would be if CPU time alone decided, whoever else uses these cores")
     settings = results[0].settings
     print("  " + ", ".join(f"{key}={value}" for key, value in settings.items() if value is not None))
     print()
@@ -45,6 +47,7 @@ def _row(result: Result) -> list[str]:
         f"{_spread(result.value)} {result.unit}",
         _spread(result.yardstick),
         _spread(result.ratio),
+        _figure(result.cpu_ratio),
         floor,
         *(_figure(figure) for figure in (cost.server_cpu_us, cost.client_cpu_us, cost.wal_bytes)),
     ]

@@ -91,6 +91,7 @@ class Result:
         ratio: median over the runs of value to yardstick, each pair from one round.
         floor: what it should reach, where something was promised.
         cost, yardstick_cost: a job.
+        cpu_ratio: what the ratio would be if CPU time alone decided, whoever else uses the cores.
         settings: everything that the figure depends on.
         details: what else there is to know, by name, units last.
     """
@@ -106,6 +107,7 @@ class Result:
     cost: Cost
     settings: Mapping[str, object]
     yardstick_cost: Cost = Cost()
+    cpu_ratio: float | None = None
     floor: Floor | None = None
     details: Mapping[str, object] = field(default_factory=dict)
 
@@ -127,6 +129,7 @@ class Result:
             "yardstick": self.yardstick.median,
             "yardstick_name": self.yardstick_name,
             "ratio": self.ratio.median,
+            "cpu_ratio": self.cpu_ratio,
             "floor": str(self.floor) if self.floor else None,
             "reached": self.reached,
             **asdict(self.cost),

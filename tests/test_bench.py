@@ -11,8 +11,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from bench.cores import CannotPin, Pin, cores_of, others_than, pinned, preferred
 from bench.hands import HandFailed, call_all, hired
-from bench.lab import BenchError, Pin, Size, Window, cores_of, open_lab
+from bench.lab import Size, Window, open_lab
 from bench.latency import latency_result, percentile
 from bench.meter import Meter, Reading, filesystem_of, process_cpu_s, server_cpu_s
 from bench.rates import rate_result
@@ -328,5 +329,17 @@ def test_pinning_asks_for_no_more_cores_than_there_are(monkeypatch: pytest.Monke
 
     assert cores_of(Pin.ONE) == [7]
     assert cores_of(Pin.NONE) is None
-    with pytest.raises(BenchError, match="may use 1 core"):
+    with pytest.raises(CannotPin, match="may use 1 core"):
         cores_of(Pin.TWO)
+
+
+@linux_only
+def test_pins_and_priorities_end_with_their_block() -> None:
+    allowed, niceness = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+    with pinned([min(allowed)]), hired(1, None) as [hand]:
+        with preferred([hand.pid], 5):
+            assert os.getpriority(os.PRIO_PROCESS, hand.pid) == 5
+        assert hand.call(allowed_cores).value == {min(allowed)}
+        assert others_than([min(allowed)]) is None
+    assert os.sched_getaffinity(0) == allowed
+    assert os.getpriority(os.PRIO_PROCESS, 0) == niceness
