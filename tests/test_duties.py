@@ -15,7 +15,8 @@ import jobq._enqueue
 import jobq._outcomes
 from jobq._duties import discarded, end, expire, next_orphan, promote, renew, rescue
 from jobq._enqueue import enqueue_many
-from jobq._errors import DatabaseError
+from jobq._errors import DatabaseError, JobConflict
+from jobq._operate import cancel_job, retry_job
 from jobq._outcomes import Settlement, complete, release, settle
 from tests.support.storage import (
     BOOM,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from jobq._operation import Call
+    from jobq._operation import Call, Operation
 
 OLD, NEW = 1, 2
 CRASH_LIMIT = 3
@@ -419,6 +420,7 @@ class Crowd:
     def run(self) -> None:
         bodies = [self.claim, self.complete, self.complete, self.settle, self.settle, self.rescue]
         bodies += [self.promote, self.promote, self.enqueue, self.enqueue, self.let_workers_die, self.release]
+        bodies += [self.cancel, self.retry, self.retry]
         threads = [
             threading.Thread(target=self._body, args=(body, seed), name=body.__name__, daemon=True)
             for seed, body in enumerate(bodies)
@@ -471,8 +473,30 @@ class Crowd:
 
     def enqueue(self, store: Storage, rng: random.Random) -> int:
         keys = rng.sample(KEYS, len(KEYS))
-        rows = [job_row(unique_key=key, delay_s=rng.choice([None, 0.01])) for key in keys]
+        rows = [
+            job_row(unique_key=key, unique_name=key.hex(), delay_s=rng.choice([None, 0.01])) for key in keys
+        ]
+            job_row(unique_key=key, unique_name=key.hex(), delay_s=rng.choice([None, 0.01])) for key in keys
+        ]
         return sum(made.inserted for made in store.run(enqueue_many(SCHEMA, rows, notify=True)))
+
+    def cancel(self, store: Storage, rng: random.Random) -> int:
+        return self._attempt(store, cancel_job(SCHEMA, self._any(store, rng), "no"))
+
+    def retry(self, store: Storage, rng: random.Random) -> int:
+        return self._attempt(store, retry_job(SCHEMA, self._any(store, rng), notify=True))
+
+    def _any(self, store: Storage, rng: random.Random) -> int:
+        job_id: int = store.value("select id from jobq.job offset %s limit 1", rng.randrange(150))
+        return job_id
+
+    def _attempt(self, store: Storage, operation: Operation[None]) -> int:
+        """Ask for what the job's state, or its key, may forbid just now."""
+        try:
+            store.run(operation)
+        except JobConflict:
+            return 0
+        return 1
 
     def let_workers_die(self, store: Storage, rng: random.Random) -> int:
         time.sleep(0.05)  # a pace
@@ -493,13 +517,18 @@ def contend(store: Storage, duration_s: float) -> None:
     crowd = Crowd(store.dsn, duration_s)
     crowd.run()
     assert min(crowd.moves.values()) > 0, f"somebody had nothing to do: {crowd.moves}"
-    assert len(crowd.moves) == 8
+    assert len(crowd.moves) == 10
     places = store.places()
     assert {len(where) for where in places.values()} == {1}, "a job stands nowhere, or twice"
     assert places.keys() >= set(made)
     assert len(places) == len(made) + crowd.moves["enqueue"]
-    completed = sum(where[0].table == "completed" for where in places.values())
-    assert completed == crowd.moves["complete"]
+    twice = store.sql(
+        "select unique_key from jobq.jobs where state in ('ready', 'scheduled', 'running')"
+        " and unique_key is not null group by unique_key having count(*) > 1"
+    )
+    assert twice == [], "two live jobs hold one key"
+    finished = sum(where[0].table in {"completed", "cancelled"} for where in places.values())
+    assert finished == crowd.moves["complete"] + crowd.moves["cancel"] - crowd.moves["retry"]
 
 
 def test_s73_opposite_orders_over_the_same_jobs_do_not_deadlock(store: Storage) -> None:
