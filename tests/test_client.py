@@ -17,7 +17,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 import jobq
 
 if TYPE_CHECKING:
-    from tests.support.processes import SpawnPython
+    from tests.conftest import SpawnPython
 
 EMAIL = jobq.JobType("send_email", dict, queue="mail", priority=2)
 
@@ -143,7 +143,7 @@ def test_of_many_concurrent_holders_one_wins_and_rollbacks_free_the_key(
     assert {job.id for job in results if job.inserted} == {live[0][0]}
 
 
-BAD_ARGUMENTS = {
+BAD_ARGUMENTS: dict[str, tuple[Any, str]] = {
     "nul": ({"a": {"b": ["x\x00"]}}, r"\$\.a\.b\[0\]"),
     "nul-key": ({"a\x00": 1}, r"\$"),
     "surrogate": ({"a": "\ud800"}, r"\$\.a"),
@@ -178,7 +178,7 @@ def test_s64_large_integers_keep_their_digits(dsn: str, db: psycopg.Connection[A
 
 @pytest.mark.matrix
 def test_s66_ids_beyond_32_bits_work_everywhere(dsn: str, db: psycopg.Connection[Any]) -> None:
-    db.execute(f"select setval('jobq.job_id_seq', {2**31 + 10})")
+    db.execute("select setval('jobq.job_id_seq', %s)", [2**31 + 10])
     with jobq.Client(dsn) as client:
         single = client.enqueue("k", {})
         (bulk, unique) = client.enqueue_many([jobq.NewJob("k", {}), jobq.NewJob("k", {}, unique="u")])
@@ -309,16 +309,21 @@ def test_a_client_that_is_not_open_says_so(dsn: str) -> None:
 
 
 async def test_a_pool_of_ones_own_is_used_and_left_open(dsn: str) -> None:
-    async with AsyncConnectionPool(dsn, min_size=1, max_size=2, open=False) as pool:
+    async with AsyncConnectionPool[psycopg.AsyncConnection[Any]](
+        dsn, max_size=2, min_size=1, open=False
+    ) as pool:
         async with jobq.AsyncClient(pool) as client:
             assert client.pool is pool
             job = await client.enqueue("k", {})
             assert (await client.get(job.id)).state == "ready"
         assert not pool.closed
-    with ConnectionPool(dsn, min_size=1, open=True) as sync_pool, jobq.Client(sync_pool) as sync_client:
+    with (
+        ConnectionPool[psycopg.Connection[Any]](dsn, min_size=1, open=True) as sync_pool,
+        jobq.Client(sync_pool) as sync_client,
+    ):
         assert sync_client.get(job.id).state == "ready"
         with pytest.raises(jobq.ConfigError, match="AsyncConnectionPool"):
-            jobq.AsyncClient(sync_pool)
+            jobq.AsyncClient(sync_pool)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def test_an_unreachable_database_is_said_to_be_unavailable() -> None:

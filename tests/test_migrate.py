@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool
 
 import jobq
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jobq.embedded import EmbeddedPostgres
-    from tests.support.processes import SpawnPython
+    from tests.conftest import SpawnPython
 
 
 def version(dsn: str, schema: str = "jobq") -> list[tuple[int]]:
     with psycopg.connect(dsn) as connection:
-        return connection.execute(f'select version from "{schema}".schema_version').fetchall()  # type: ignore[call-overload, no-any-return]
+        return connection.execute(f'select version from "{schema}".schema_version'.encode()).fetchall()
 
 
 @pytest.mark.matrix
@@ -81,18 +82,18 @@ def test_a_schema_name_that_cannot_be_is_refused(empty_dsn: str, schema: str) ->
 @pytest.fixture
 def owner_dsn(server: EmbeddedPostgres, empty_dsn: str) -> Iterator[str]:
     """A role that owns one empty schema, and has no other right in the database."""
-    name = str(psycopg.conninfo.conninfo_to_dict(empty_dsn)["dbname"])
+    name = str(conninfo_to_dict(empty_dsn)["dbname"])
     role = f"owner_{name}"
     with psycopg.connect(empty_dsn, autocommit=True) as admin:
-        admin.execute(f'create role "{role}" login')  # type: ignore[call-overload]
-        admin.execute(f'create schema mine authorization "{role}"')  # type: ignore[call-overload]
+        admin.execute(f'create role "{role}" login'.encode())
+        admin.execute(f'create schema mine authorization "{role}"'.encode())
         admin.execute("revoke all on schema public from public")
-        admin.execute(f'revoke all on database "{name}" from public')  # type: ignore[call-overload]
-        admin.execute(f'grant connect on database "{name}" to "{role}"')  # type: ignore[call-overload]
+        admin.execute(f'revoke all on database "{name}" from public'.encode())
+        admin.execute(f'grant connect on database "{name}" to "{role}"'.encode())
     yield server.dsn(name, user=role)
     with psycopg.connect(empty_dsn, autocommit=True) as admin:
-        admin.execute(f'drop owned by "{role}" cascade')  # type: ignore[call-overload]
-        admin.execute(f'drop role "{role}"')  # type: ignore[call-overload]
+        admin.execute(f'drop owned by "{role}" cascade'.encode())
+        admin.execute(f'drop role "{role}"'.encode())
 
 
 @pytest.mark.matrix

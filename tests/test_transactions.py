@@ -6,6 +6,7 @@ and makes a savepoint; what must be true is written once.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import sys
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import django
 import psycopg
-import psycopg2
+import psycopg2.extras
 import pytest
 import sqlalchemy
 import sqlalchemy.ext.asyncio as sqlalchemy_async
 import sqlalchemy.orm
 from django.conf import settings
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from tests.support.processes import SpawnPython
+    from tests.conftest import SpawnPython
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:django")
 
 EMAIL = jobq.JobType("send_email", dict)
+atomic: Any = transaction.atomic  # Django has no annotations
 
 
 class Undo(Exception):
@@ -81,13 +83,13 @@ def _url(dsn: str, driver: str) -> sqlalchemy.URL:
 
 @contextlib.asynccontextmanager
 async def psycopg_sync(dsn: str) -> AsyncIterator[Case]:
-    with psycopg.connect(dsn, row_factory=dict_row) as connection:
+    with psycopg.Connection[dict[str, Any]].connect(dsn, row_factory=dict_row) as connection:
         yield Case(connection, connection.transaction, connection.transaction)
 
 
 @contextlib.asynccontextmanager
 async def psycopg_async(dsn: str) -> AsyncIterator[Case]:
-    async with await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row) as connection:
+    async with await psycopg.AsyncConnection[dict[str, Any]].connect(dsn, row_factory=dict_row) as connection:
         yield Case(connection, connection.transaction, connection.transaction)
 
 
@@ -149,13 +151,21 @@ def _sqlalchemy_connection(driver: str) -> Callable[[str], AbstractAsyncContextM
     return case
 
 
-def _sqlalchemy_async_session(driver: str) -> Callable[[str], AbstractAsyncContextManager[Case]]:
+def _sqlalchemy_async_session(
+    driver: str, *, scoped: bool = False
+) -> Callable[[str], AbstractAsyncContextManager[Case]]:
     @contextlib.asynccontextmanager
     async def case(dsn: str) -> AsyncIterator[Case]:
         engine = sqlalchemy_async.create_async_engine(_url(dsn, driver))
-        async with sqlalchemy_async.AsyncSession(engine) as session:
+        maker = sqlalchemy_async.async_sessionmaker(engine)
+        session: Any = maker()
+        if scoped:
+            session = sqlalchemy_async.async_scoped_session(maker, scopefunc=asyncio.current_task)
+        try:
             yield Case(session, session.begin, session.begin_nested)
-        await engine.dispose()
+        finally:
+            await session.close()
+            await engine.dispose()
 
     return case
 
@@ -171,30 +181,34 @@ def _sqlalchemy_async_connection(driver: str) -> Callable[[str], AbstractAsyncCo
     return case
 
 
-@contextlib.asynccontextmanager
-async def django_connection(dsn: str) -> AsyncIterator[Case]:
-    parts = conninfo_to_dict(dsn)
-    if not settings.configured:
-        settings.configure(DATABASES={}, USE_TZ=True)
-        django.setup()
-    connections.databases["default"] = connections.configure_settings(
-        {
-            "default": {
-                "ENGINE": "django.db.backends.postgresql",
-                "NAME": parts["dbname"],
-                "USER": parts["user"],
-                "HOST": parts["host"],
-                "PORT": parts["port"],
-            }
+def _django(
+    *, proxy: bool = False, options: dict[str, Any] | None = None
+) -> Callable[[str], AbstractAsyncContextManager[Case]]:
+    @contextlib.asynccontextmanager
+    async def case(dsn: str) -> AsyncIterator[Case]:
+        parts = conninfo_to_dict(dsn)
+        if not settings.configured:
+            settings.configure(DATABASES={}, USE_TZ=True)
+            django.setup()
+        database = {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": parts["dbname"],
+            "USER": parts["user"],
+            "HOST": parts["host"],
+            "PORT": parts["port"],
+            "OPTIONS": options or {},
         }
-    )["default"]
-    with _django_allows_the_loop():
-        connection = connections["default"]
-        try:
-            yield Case(connection, transaction.atomic, transaction.atomic)
-        finally:
-            connection.close()
-            del connections["default"]
+        databases: Any = connections.databases
+        databases["default"] = connections.configure_settings({"default": database})["default"]
+        with _django_allows_the_loop():
+            wrapper = connections["default"]
+            try:
+                yield Case(connection if proxy else wrapper, atomic, atomic)
+            finally:
+                wrapper.close()
+                del connections["default"]
+
+    return case
 
 
 @contextlib.contextmanager
@@ -207,7 +221,7 @@ def _django_allows_the_loop() -> Any:
 
 @contextlib.asynccontextmanager
 async def psycopg2_connection(dsn: str) -> AsyncIterator[Case]:
-    connection = psycopg2.connect(dsn)
+    connection = psycopg2.connect(dsn, cursor_factory=psycopg2.extras.RealDictCursor)
 
     @contextlib.contextmanager
     def savepoint() -> Any:
@@ -237,12 +251,15 @@ CASES: dict[str, Callable[[str], AbstractAsyncContextManager[Case]]] = {
     "sqlalchemy-connection-psycopg2": _sqlalchemy_connection("psycopg2"),
     "sqlalchemy-async-session-psycopg": _sqlalchemy_async_session("psycopg"),
     "sqlalchemy-async-session-asyncpg": _sqlalchemy_async_session("asyncpg"),
+    "sqlalchemy-async-scoped-session": _sqlalchemy_async_session("asyncpg", scoped=True),
     "sqlalchemy-async-connection-psycopg": _sqlalchemy_async_connection("psycopg"),
     "sqlalchemy-async-connection-asyncpg": _sqlalchemy_async_connection("asyncpg"),
-    "django": django_connection,
+    "django": _django(),
+    "django-proxy": _django(proxy=True),
+    "django-server-side-binding": _django(options={"server_side_binding": True}),
     "psycopg2": psycopg2_connection,
 }
-ASYNC = {name for name in CASES if "async" in name}
+ASYNC = {name for name in CASES if "async" in name}  # asyncpg too
 
 
 class Caller:
@@ -253,11 +270,13 @@ class Caller:
 
     async def enqueue(self, *args: Any, **options: Any) -> jobq.Enqueued:
         answer: Any = self._client.enqueue(*args, **options)
-        return await answer if inspect.isawaitable(answer) else answer
+        enqueued: jobq.Enqueued = await answer if inspect.isawaitable(answer) else answer
+        return enqueued
 
     async def enqueue_many(self, *args: Any, **options: Any) -> list[jobq.Enqueued]:
         answer: Any = self._client.enqueue_many(*args, **options)
-        return await answer if inspect.isawaitable(answer) else answer
+        enqueued: list[jobq.Enqueued] = await answer if inspect.isawaitable(answer) else answer
+        return enqueued
 
 
 @pytest.fixture(params=CASES)
@@ -276,7 +295,7 @@ async def set_up(dsn: str, name: str) -> AsyncIterator[tuple[Case, Caller]]:
 
 
 def count(db: psycopg.Connection[Any], where: str = "true") -> int:
-    row = db.execute(f"select count(*) from jobq.jobs where {where}").fetchone()  # type: ignore[call-overload]
+    row = db.execute(f"select count(*) from jobq.jobs where {where}".encode()).fetchone()
     assert row
     return int(row[0])
 
@@ -322,16 +341,16 @@ async def test_bulk_scheduled_and_unique_jobs_travel_in_the_callers_transaction(
     async with set_up(dsn, case_name) as (case, caller):
         new = [
             jobq.NewJob(EMAIL, {"n": n}, priority=n % 3, unique="k" if n in {5, 9} else None, delay=_delay(n))
-            for n in range(2000)
+            for n in range(20_000)
         ]
         async with entered(case.transaction()):
             enqueued = await caller.enqueue_many(new, tx=case.tx)
             assert count(db) == 0
-        assert count(db) == 1999
+        assert count(db) == 19_999
         assert enqueued[9] == jobq.Enqueued(enqueued[5].id, inserted=False)
         row = db.execute("select args ->> 'n' from jobq.jobs where id = %s", [enqueued[1234].id]).fetchone()
         assert row == ("1234",)
-        assert count(db, "state = 'scheduled'") == 200
+        assert count(db, "state = 'scheduled'") == 2000
 
 
 def _delay(n: int) -> Any:
@@ -371,6 +390,133 @@ async def test_a_failed_transaction_is_refused_before_anything_is_sent(dsn: str)
         with pytest.raises(jobq.TransactionError, match="roll it back"):
             await caller.enqueue(EMAIL, {}, tx=case.tx)
         case.tx.rollback()
+
+
+async def test_a_statement_that_fails_is_told_and_the_connection_lives_on_after_its_rollback(
+    dsn: str, db: psycopg.Connection[Any], case_name: str
+) -> None:
+    client_class: Any = jobq.AsyncClient if case_name in ASYNC else jobq.Client
+    nowhere = Caller(client_class(dsn, schema="nowhere"))
+    async with set_up(dsn, case_name) as (case, caller):
+        with contextlib.suppress(Undo):
+            async with entered(case.transaction()):
+                with pytest.raises(jobq.SchemaMissing, match="jobqctl migrate"):
+                    await nowhere.enqueue(EMAIL, {}, tx=case.tx)
+                with pytest.raises(jobq.TransactionError):
+                    await caller.enqueue(EMAIL, {}, tx=case.tx)
+                raise Undo
+        async with entered(case.transaction()):
+            await caller.enqueue(EMAIL, {}, tx=case.tx)
+        assert count(db) == 1
+
+
+async def test_a_key_that_another_transaction_holds_is_waited_for_and_its_holder_is_named(
+    dsn: str, db: psycopg.Connection[Any], case_name: str
+) -> None:
+    async with set_up(dsn, case_name) as (case, caller):
+        with psycopg.connect(dsn) as other, jobq.Client(dsn) as client:
+            first = client.enqueue(EMAIL, {"n": 1}, unique="k", tx=other)
+            committed = threading.Event()
+
+            def commit_when_waited_for() -> None:
+                eventually(lambda: db.execute(_WAITERS).fetchone() == (1,))
+                other.commit()
+                committed.set()
+
+            thread = threading.Thread(target=commit_when_waited_for)
+            thread.start()
+            try:
+                async with entered(case.transaction()):
+                    second = await caller.enqueue(EMAIL, {"n": 2}, unique="k", tx=case.tx)
+                    assert committed.is_set()
+            finally:
+                thread.join()
+        assert second == jobq.Enqueued(first.id, inserted=False)
+        assert count(db) == 1
+
+
+_WAITERS = "select count(*) from pg_locks where locktype = 'transactionid' and not granted"
+
+
+@pytest.mark.parametrize("scoped", [False, True], ids=["session", "scoped"])
+def test_s51_a_session_that_has_not_begun_begins_by_itself_and_waits_for_its_commit(
+    dsn: str, db: psycopg.Connection[Any], scoped: bool
+) -> None:
+    engine = sqlalchemy.create_engine(_url(dsn, "psycopg"))
+    maker = sqlalchemy.orm.sessionmaker(engine)
+    session: Any = sqlalchemy.orm.scoped_session(maker) if scoped else maker()
+    with jobq.Client(dsn) as client:
+        client.enqueue(EMAIL, {"gone": 1}, tx=session)
+        assert count(db) == 0
+        session.rollback()
+        client.enqueue(EMAIL, {"kept": 1}, tx=session)
+        assert count(db) == 0
+        session.commit()
+        assert count(db) == 1
+    session.close()
+    engine.dispose()
+
+
+async def test_s51_an_inner_atomic_block_that_fails_takes_only_its_own_jobs(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    async with set_up(dsn, "django") as (case, caller):
+        with atomic():
+            await caller.enqueue(EMAIL, {"kept": 1}, tx=case.tx)
+            with contextlib.suppress(Undo), atomic():
+                await caller.enqueue(EMAIL, {"gone": 1}, tx=case.tx)
+                with atomic():
+                    await caller.enqueue(EMAIL, {"gone": 2}, tx=case.tx)
+                raise Undo
+            # Django's own rule: a block that is to be rolled back takes no statement.
+            with contextlib.suppress(Undo), atomic():
+                transaction.set_rollback(True)
+                with pytest.raises(jobq.TransactionError):
+                    await caller.enqueue(EMAIL, {"gone": 3}, tx=case.tx)
+                raise Undo
+        assert count(db) == 1
+        assert count(db, "args ? 'kept'") == 1
+
+
+def test_django_over_psycopg2_serves_as_well(
+    dsn: str, db: psycopg.Connection[Any], spawn_python: SpawnPython
+) -> None:
+    parts = conninfo_to_dict(dsn)
+    database = {
+        "ENGINE": "django.db.backends.postgresql",
+        **{upper: parts[name] for upper, name in _DJANGO_NAMES.items()},
+    }
+    code = f"""
+import sys
+sys.modules["psycopg"] = None  # Django takes psycopg2 where there is no psycopg
+from django.conf import settings
+settings.configure(DATABASES={{"default": {database!r}}}, USE_TZ=True)
+import django
+django.setup()
+from django.db import connection, transaction
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
+connection.ensure_connection()
+assert not is_psycopg3
+del sys.modules["psycopg"]
+import jobq
+client = jobq.Client({dsn!r})
+with transaction.atomic():
+    client.enqueue("kept", {{"percent": "100 % $1 %s"}}, tx=connection, tags=["a,b"])
+    client.enqueue_many([jobq.NewJob("kept", {{"n": n}}, unique=str(n)) for n in range(100)], tx=connection)
+    try:
+        with transaction.atomic():
+            client.enqueue("gone", {{}}, tx=connection)
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+connection.close()
+"""
+    process = spawn_python("-W", "ignore::DeprecationWarning", "-c", code)
+    assert process.wait() == 0, process.output
+    assert (count(db, "kind = 'kept'"), count(db, "kind = 'gone'")) == (101, 0)
+
+
+_DJANGO_NAMES = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -419,7 +565,7 @@ with jobq.Client({dsn!r}) as client, psycopg.connect({dsn!r}) as connection:
         "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
     )
 
-    eventually(lambda: db.execute(backends).fetchone() == (0,))  # type: ignore[call-overload]
+    eventually(lambda: db.execute(backends).fetchone() == (0,))
     assert count(db) == 0
 
 
