@@ -476,8 +476,6 @@ class Crowd:
         rows = [
             job_row(unique_key=key, unique_name=key.hex(), delay_s=rng.choice([None, 0.01])) for key in keys
         ]
-            job_row(unique_key=key, unique_name=key.hex(), delay_s=rng.choice([None, 0.01])) for key in keys
-        ]
         return sum(made.inserted for made in store.run(enqueue_many(SCHEMA, rows, notify=True)))
 
     def cancel(self, store: Storage, rng: random.Random) -> int:
