@@ -9,25 +9,27 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from jobq import _migrate
-from jobq._adapters import AsyncExecutor, SyncExecutor, async_executor, sync_executor
+from jobq._adapters import async_executor, sync_executor
 from jobq._client_base import ClientBase, documented_by
 from jobq._driver_errors import DRIVER_ERRORS, map_error
 from jobq._operate import cancel_job, get_job, job_errors, retry_job
 from jobq._operation import atomic, run, run_async
+from jobq._pools import AsyncPool, OwnAsyncPool, OwnPool, SyncPool, take, take_async
 from jobq._postgres import (
+    AsyncCursor,
+    SyncCursor,
     async_cursor,
     connection_string,
     execute,
     execute_async,
     goes_through_pooler,
-    is_broken,
     sync_cursor,
 )
 from jobq._schema import check_schema
@@ -45,13 +47,10 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 T = TypeVar("T")
 
-AsyncPool: TypeAlias = AsyncConnectionPool[psycopg.AsyncConnection[Any]]
-SyncPool: TypeAlias = ConnectionPool[psycopg.Connection[Any]]
-
 _OPEN_TIMEOUT_S: Final = 30.0
 
 
-class AsyncClient(ClientBase["AsyncPool"]):
+class AsyncClient(ClientBase[AsyncPool, AsyncCursor]):
     """Makes jobs and looks after them, for asyncio. ``async with`` opens and closes it."""
 
     __doc__ = f"{__doc__}\n{ClientBase.__doc__}"
@@ -87,13 +86,12 @@ class AsyncClient(ClientBase["AsyncPool"]):
         try:
             # One connection beforehand: its error tells what is wrong, at once.
             async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as probe:
-                answer = await run_async(goes_through_pooler(probe), self._executor(probe))
+                ask = functools.partial(execute_async, async_cursor(probe))
+                answer = await run_async(goes_through_pooler(probe), ask)
             self._prepare = not answer
             low, high = self._sizes
-            kwargs = {"prepare_threshold": None} if answer else {}
-            pool: AsyncPool = AsyncConnectionPool(
-                conninfo, kwargs=kwargs, min_size=low, max_size=high, open=False, name="jobq"
-            )
+            kwargs = {"autocommit": True, **({"prepare_threshold": None} if answer else {})}
+            pool = OwnAsyncPool(conninfo, kwargs=kwargs, min_size=low, max_size=high, open=False, name="jobq")
             try:
                 await pool.open(wait=True, timeout=_OPEN_TIMEOUT_S)
             except BaseException:
@@ -112,6 +110,7 @@ class AsyncClient(ClientBase["AsyncPool"]):
         mine, self._opened_by = self._opened_by == os.getpid(), None
         if mine and self._own is not None:
             pool, self._own = self._own, None
+            self._cursors.clear()
             await pool.close()
 
     async def __aenter__(self) -> Self:
@@ -124,42 +123,34 @@ class AsyncClient(ClientBase["AsyncPool"]):
         await self.close()
 
     async def _run(self, operation: Operation[T]) -> T:
-        """Run an operation on a connection of the pool, which is in autocommit meanwhile."""
+        """Run an operation on a connection of the pool."""
         self._check_open()
+        pool = self.pool
         try:
-            connection = await self._take()
+            connection = await take_async(pool)
             try:
                 return await self._run_on(connection, operation)
             finally:
-                # Cancelled here, the connection would be lost to the pool.
-                await asyncio.shield(self.pool.putconn(connection))
+                # Shielded: cancelled here, the pool would lose the connection.
+                await asyncio.shield(pool.putconn(connection))
         except DRIVER_ERRORS as error:
             raise map_error(error) from error
 
-    async def _take(self) -> psycopg.AsyncConnection[Any]:
-        """Take a connection that its server has not closed since, as a restart closes all of them."""
-        for _ in range(self.pool.max_size):
-            connection = await self.pool.getconn()
-            if not is_broken(connection):
-                return connection
-            await connection.close()
-            await self.pool.putconn(connection)
-        return await self.pool.getconn()
-
     async def _run_on(self, connection: psycopg.AsyncConnection[Any], operation: Operation[T]) -> T:
-        was_autocommit = connection.autocommit
-        if not was_autocommit:
+        """Run an operation in autocommit, whatever the connection is in before and after."""
+        cursor = self._cursors.get(id(connection))
+        if cursor is None or cursor.connection is not connection:
+            cursor = self._remember(connection, async_cursor(connection))
+        switch = not connection.autocommit
+        if switch:
             await connection.set_autocommit(True)
         try:
-            return await run_async(operation, self._executor(connection))
+            return await run_async(operation, functools.partial(execute_async, cursor, prepare=self._prepare))
         finally:
             if connection.pgconn.transaction_status != TransactionStatus.IDLE:
                 await connection.close()  # broken, or interrupted in a transaction
-            elif not was_autocommit:
+            elif switch and self._given is not None:
                 await connection.set_autocommit(False)
-
-    def _executor(self, connection: psycopg.AsyncConnection[Any]) -> AsyncExecutor:
-        return functools.partial(execute_async, async_cursor(connection), prepare=self._prepare)
 
     async def migrate(self) -> list[str]:
         """Bring the schema up to date. Safe at every start of every process.
@@ -292,7 +283,7 @@ class AsyncClient(ClientBase["AsyncPool"]):
         await self._run(atomic(retry_job(self.schema, job_id, notify=self.notify)))
 
 
-class Client(ClientBase["SyncPool"]):
+class Client(ClientBase[SyncPool, SyncCursor]):
     """Makes jobs and looks after them, for sync code. ``with`` opens and closes it. Threads may share it."""
 
     __doc__ = f"{__doc__}\n{ClientBase.__doc__}"
@@ -319,13 +310,11 @@ class Client(ClientBase["SyncPool"]):
         conninfo = connection_string(self.conninfo, name="jobq")
         try:
             with psycopg.Connection.connect(conninfo, autocommit=True) as probe:
-                answer = run(goes_through_pooler(probe), self._executor(probe))
+                answer = run(goes_through_pooler(probe), functools.partial(execute, sync_cursor(probe)))
             self._prepare = not answer
             low, high = self._sizes
-            kwargs = {"prepare_threshold": None} if answer else {}
-            pool: SyncPool = ConnectionPool(
-                conninfo, kwargs=kwargs, min_size=low, max_size=high, open=False, name="jobq"
-            )
+            kwargs = {"autocommit": True, **({"prepare_threshold": None} if answer else {})}
+            pool = OwnPool(conninfo, kwargs=kwargs, min_size=low, max_size=high, open=False, name="jobq")
             try:
                 pool.open(wait=True, timeout=_OPEN_TIMEOUT_S)
             except BaseException:
@@ -340,6 +329,7 @@ class Client(ClientBase["SyncPool"]):
         mine, self._opened_by = self._opened_by == os.getpid(), None
         if mine and self._own is not None:
             pool, self._own = self._own, None
+            self._cursors.clear()
             pool.close()
 
     def __enter__(self) -> Self:
@@ -352,40 +342,33 @@ class Client(ClientBase["SyncPool"]):
         self.close()
 
     def _run(self, operation: Operation[T]) -> T:
-        """Run an operation on a connection of the pool, which is in autocommit meanwhile."""
+        """Run an operation on a connection of the pool."""
         self._check_open()
+        pool = self.pool
         try:
-            connection = self._take()
+            connection = take(pool)
             try:
                 return self._run_on(connection, operation)
             finally:
-                self.pool.putconn(connection)
+                pool.putconn(connection)
         except DRIVER_ERRORS as error:
             raise map_error(error) from error
 
-    def _take(self) -> psycopg.Connection[Any]:
-        for _ in range(self.pool.max_size):
-            connection = self.pool.getconn()
-            if not is_broken(connection):
-                return connection
-            connection.close()
-            self.pool.putconn(connection)
-        return self.pool.getconn()
-
     def _run_on(self, connection: psycopg.Connection[Any], operation: Operation[T]) -> T:
-        was_autocommit = connection.autocommit
-        if not was_autocommit:
+        """Run an operation in autocommit, whatever the connection is in before and after."""
+        cursor = self._cursors.get(id(connection))
+        if cursor is None or cursor.connection is not connection:
+            cursor = self._remember(connection, sync_cursor(connection))
+        switch = not connection.autocommit
+        if switch:
             connection.autocommit = True
         try:
-            return run(operation, self._executor(connection))
+            return run(operation, functools.partial(execute, cursor, prepare=self._prepare))
         finally:
             if connection.pgconn.transaction_status != TransactionStatus.IDLE:
                 connection.close()  # broken, or interrupted in a transaction
-            elif not was_autocommit:
+            elif switch and self._given is not None:
                 connection.autocommit = False
-
-    def _executor(self, connection: psycopg.Connection[Any]) -> SyncExecutor:
-        return functools.partial(execute, sync_cursor(connection), prepare=self._prepare)
 
     @documented_by(AsyncClient.migrate)
     def migrate(self) -> list[str]:

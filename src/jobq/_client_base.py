@@ -30,12 +30,15 @@ if TYPE_CHECKING:
     from jobq._types import Enqueued
 
 P = TypeVar("P", bound="AsyncConnectionPool[Any] | ConnectionPool[Any]")
+C = TypeVar("C")
 _F = TypeVar("_F", bound="Callable[..., object]")
 
 # A call's arguments become one array parameter, and a value in PostgreSQL ends at 1 GiB: this many
 # characters stay below it whatever they are (4 bytes of UTF-8, or a backslash before each).
 MAX_CALL_CHARACTERS: Final = 256 * 1024 * 1024
 MAX_CALL_JOBS: Final = 1_000_000
+
+_MAX_CURSORS: Final = 100
 
 # What a pool passes to `connect` beside the connection string's own parameters.
 _NO_CONNINFO: Final = frozenset(
@@ -53,7 +56,7 @@ def documented_by(other: object) -> Callable[[_F], _F]:
     return document
 
 
-class ClientBase(Generic[P]):
+class ClientBase(Generic[P, C]):
     """What both clients are made with.
 
     A client is made anywhere and opened in the process that uses it. After a fork the child has
@@ -116,6 +119,9 @@ class ClientBase(Generic[P]):
         self._args_limit: Final = args_limit_bytes
         self._defaults: Final[ResolvedOptions] = resolve(defaults, DEFAULTS)
         self._own: P | None = None
+        # One cursor a connection of the pool, by the connection's identity. A cursor remembers how
+        # to send and read what it has sent and read before, which halves the cost of a call.
+        self._cursors: Final[dict[int, C]] = {}
         self._opened_by: int | None = None
         self._prepare: bool | None = None
 
@@ -149,6 +155,13 @@ class ClientBase(Generic[P]):
             f"this {name} was opened by process {self._opened_by}, and this is process {os.getpid()}: after "
             "a fork, open a client of its own in the child; connections cannot be shared"
         )
+
+    def _remember(self, connection: object, cursor: C) -> C:
+        """Keep a connection's cursor; no more of them than there can be connections, which come and go."""
+        if len(self._cursors) >= _MAX_CURSORS:
+            self._cursors.clear()
+        self._cursors[id(connection)] = cursor
+        return cursor
 
     def _enqueue(
         self, kind: JobType[Any] | str, args: object, options: JobOptions, *, own: bool

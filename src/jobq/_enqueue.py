@@ -12,6 +12,7 @@ knows that nobody waits. It costs 2 µs and leaves no row behind.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jobq._errors import JobConflict
@@ -181,6 +182,7 @@ def notify_channel(schema: str) -> str:
     return f"jobq:{schema}".encode()[:63].decode(errors="ignore")
 
 
+@functools.lru_cache(maxsize=256)
 def enqueue_sql(text: str, schema: str) -> str:
     """Return an enqueue statement for one schema."""
     channel = notify_channel(schema).replace("'", "''")

@@ -27,7 +27,7 @@ from jobq._operation import Call, Operation, Row, Rows, array_literal, run, run_
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "AsyncSession",
@@ -50,9 +50,9 @@ AsyncCursor: TypeAlias = "psycopg.AsyncRawCursor[Row]"
 _NO_ROWS: Final[Rows] = ()
 
 
-def text_param(value: Any) -> str | bytes | None:
+def text_param(value: Any) -> str | bytes:
     """Return a parameter as psycopg sends it without naming a type for it."""
-    if value is None or isinstance(value, str | bytes):
+    if isinstance(value, str | bytes):
         return value
     if isinstance(value, bool):
         return "t" if value else "f"
@@ -65,7 +65,19 @@ def text_param(value: Any) -> str | bytes | None:
 
 def text_params(params: Sequence[Any]) -> list[str | bytes | None]:
     """Return a statement's parameters as psycopg sends them."""
-    return [value if type(value) is str else text_param(value) for value in params]
+    write = _WRITERS.get
+    return [
+        value if value is None or type(value) is str else write(type(value), text_param)(value)  # pyright: ignore[reportUnknownArgumentType]
+        for value in params
+    ]
+
+
+# Without a call of our own for the commonest types: this runs for each parameter of each statement.
+_WRITERS: Final[dict[type, Callable[[Any], str | bytes]]] = {
+    int: int.__repr__,
+    float: float.__repr__,
+    list: array_literal,
+}
 
 
 def sync_cursor(connection: psycopg.Connection[Any]) -> SyncCursor:
