@@ -225,11 +225,17 @@ def test_a_mistake_of_the_application_itself_is_not_taken_for_a_missing_module(f
         load_jobs("broken:jobs")
 
 
-def result_of(db: psycopg.Connection, kind: str) -> Any:
-    row = db.execute(
-        "select result from jobq.jobs where state = 'completed' and kind = %s", [kind]
-    ).fetchone()
-    return row and row[0]
+def result_of(db: psycopg.Connection, kind: str, worker: PythonProcess) -> Any:
+    """Wait for the result of the one job of a kind, which this worker runs."""
+
+    def completed() -> Any:
+        query = "select result from jobq.jobs where state = 'completed' and kind = %s"
+        return db.execute(query, [kind]).fetchone()
+
+    try:
+        return eventually(completed, 30.0)[0]
+    except AssertionError as error:
+        raise AssertionError(f"{error}; the worker said:\n{worker.output}") from error
 
 
 def start(spawn_python: SpawnPython, dsn: str, folder: Path, *arguments: str) -> PythonProcess:
@@ -242,7 +248,7 @@ def test_worker_runs_the_jobs_of_an_application(
     db.execute("select jobq.enqueue('noted', '{\"a\": 1}', queue => 'mail')")
     worker = start(spawn_python, dsn, folder, "shopapp:jobs", "--queue", "default", "--queue", "mail=5")
 
-    assert eventually(lambda: result_of(db, "noted")) == {"a": 1}
+    assert result_of(db, "noted", worker) == {"a": 1}
     worker.terminate()
     assert worker.wait() == 0, worker.output
 
@@ -251,8 +257,8 @@ def test_worker_takes_uvloop_where_it_is_installed(
     spawn_python: SpawnPython, dsn: str, db: psycopg.Connection, folder: Path
 ) -> None:
     db.execute("select jobq.enqueue('loop')")
-    start(spawn_python, dsn, folder, "shopapp:jobs")
-    assert eventually(lambda: result_of(db, "loop")) == "uvloop"
+    worker = start(spawn_python, dsn, folder, "shopapp:jobs")
+    assert result_of(db, "loop", worker) == "uvloop"
 
 
 @pytest.mark.parametrize(

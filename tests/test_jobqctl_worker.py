@@ -202,7 +202,7 @@ def test_when_the_supervisor_is_killed_its_workers_stop_in_order(stage: Stage) -
     stage.await_runs(done, back)
     child = child_of(supervisor)
     supervisor.kill()
-    eventually(lambda: not is_alive(child))
+    eventually(lambda: not is_alive(child), 30.0)
     assert stage.job(done) == ("completed", 1, 0, 0)
     assert stage.job(back) == ("ready", 1, 0, 0)
 
@@ -227,8 +227,8 @@ def test_the_jobs_of_a_killed_worker_are_run_by_the_next_one_long_before_its_lea
     stage.await_runs(job_id)
     first = child_of(supervisor)
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: stage.job(job_id) == ("running", 2, 0, 1))
-    eventually(lambda: len(stage.traces(job_id)) == 2)
+    eventually(lambda: stage.job(job_id) == ("running", 2, 0, 1), 20.0)
+    eventually(lambda: len(stage.traces(job_id)) == 2, 20.0)
     assert child_of(supervisor) != first
     assert f"(pid {first}) was killed by SIGKILL; another one starts in" in supervisor.output
 

@@ -161,7 +161,7 @@ def test_a_job_at_its_crash_limit_is_left_to_a_worker_which_knows_whom_to_tell(
 
 def test_a_process_that_dies_again_and_again_is_started_less_and_less_often(fake: Fake) -> None:
     fake.start("claim 0, exit 1")
-    eventually(lambda: len(fake.starts) >= 5)
+    eventually(lambda: len(fake.starts) >= 5, 30.0)
     times = [when for when, _ in fake.starts[:5]]
     pauses = [after - before for before, after in itertools.pairwise(times)]
     assert pauses[0] >= 0.05
@@ -177,9 +177,9 @@ def test_an_application_that_cannot_be_loaded_is_tried_once_and_not_by_every_pro
 
 def test_a_supervisor_sleeps_while_its_first_process_waits_to_be_started_again(fake: Fake) -> None:
     supervisor = fake.start("exit 1", processes=5)
-    eventually(lambda: len(fake.starts) >= 5)  # from here on the pauses are longer than a second
+    eventually(lambda: len(fake.starts) >= 5, 30.0)  # from here on the pauses are longer than a second
     before = cpu_s(supervisor.pid)
-    eventually(lambda: len(fake.starts) >= 6)
+    eventually(lambda: len(fake.starts) >= 6, 30.0)
     assert cpu_s(supervisor.pid) - before < 0.3
 
 
@@ -191,7 +191,7 @@ def test_an_application_that_has_worked_before_is_tried_again(fake: Fake) -> Non
 
 def test_all_processes_start_once_the_first_has_registered(fake: Fake) -> None:
     fake.start("claim 0, await", processes=3)
-    eventually(lambda: len(fake.starts) == 3)
+    eventually(lambda: len(fake.starts) == 3, 30.0)
 
 
 def test_the_jobs_come_back_when_the_database_does(
@@ -224,8 +224,8 @@ def test_when_the_supervisor_is_killed_its_children_hear_of_it(fake: Fake) -> No
     supervisor.wait_for_output("waiting")
     (_, child), *_ = fake.starts
     supervisor.kill()
-    eventually(lambda: fake.heard() == "end of the supervisor")
-    eventually(lambda: not is_alive(child))
+    eventually(lambda: fake.heard() == "end of the supervisor", 30.0)
+    eventually(lambda: not is_alive(child), 30.0)
 
 
 def test_a_child_that_ignores_everything_is_killed_after_the_grace_and_its_jobs_handed_back(
