@@ -35,7 +35,6 @@ ERRORS = {
     "JobConflict",
     "DatabaseUnavailable",
     "DatabaseError",
-    "LeaseLost",
 }
 NAMES = CLIENTS | DECLARING | WORKING | BACKING_OFF | SIGNALS | ERRORS | {"__version__"}
 

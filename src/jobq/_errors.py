@@ -19,8 +19,7 @@ jobq catches it and nobody else ever sees it::
     ├── JobNotFound                no job has that id
     ├── JobConflict                the job's state or unique key forbids what was asked
     ├── DatabaseUnavailable        the server did not answer in time, or the connection broke
-    ├── DatabaseError              the server refused a statement; ``__cause__`` has the driver's error
-    └── LeaseLost                  this worker's lease ended; what it held may run elsewhere
+    └── DatabaseError              the server refused a statement; ``__cause__`` has the driver's error
 
     Signal                         root of what a handler raises
     ├── Permanent(reason)          failed for good: discard, do not retry
@@ -113,10 +112,6 @@ class DatabaseUnavailable(Error):
 
 class DatabaseError(Error):
     """The server refused a statement; ``__cause__`` holds the driver's error."""
-
-
-class LeaseLost(Error):
-    """This worker's lease ended: what it held may already run elsewhere."""
 
 
 class Signal(Exception):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from jobq._errors import DatabaseError, DatabaseUnavailable, Error
 from jobq._outcomes import Failure, Settlement, complete, find_finished, settle
+from jobq._worker.outcome import Completion, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -24,16 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("jobq.worker")
 
-
-class Completion(NamedTuple):
-    """A job that completed; ``result`` is JSON text where it is to be stored."""
-
-    job_id: int
-    attempt: int
-    result: str | None = None
-
-
-Outcome: TypeAlias = Completion | Settlement
 OutcomeT = TypeVar("OutcomeT", Completion, Settlement)
 _Taken_contra = TypeVar("_Taken_contra", Completion, Settlement, contravariant=True)
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jobq._errors import ArgumentsDecodeError, ArgumentsEncodeError
 from jobq._outcomes import Settlement
-from jobq._worker.completer import Completion
 from jobq._worker.decide import hand_back, on_exception, on_timeout
 from jobq._worker.execution import Execution, StopReason
+from jobq._worker.outcome import Completion
 from jobq._worker.processes import ProcessKilled, ProcessRunner
 from jobq._worker.threads import ThreadRunner
 

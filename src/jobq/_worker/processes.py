@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from jobq._errors import ConfigError
 from jobq._outcomes import Failure, Settlement
 from jobq._types import Job
-from jobq._worker.completer import Completion
 from jobq._worker.decide import on_exception, on_failure
+from jobq._worker.outcome import Completion
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -11,7 +11,7 @@ from jobq._outcomes import Settlement
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jobq._worker.completer import Outcome
+    from jobq._worker.outcome import Outcome
 
 
 @dataclass(slots=True)

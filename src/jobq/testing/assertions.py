@@ -1,0 +1,157 @@
+"""What was enqueued, and what was not."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, overload
+
+import msgspec
+
+from jobq._adapters import async_executor, sync_executor
+from jobq._client import AsyncClient, Client
+from jobq._errors import ArgumentsEncodeError, ConfigError
+from jobq._operate import get_job
+from jobq._operation import Call, Operation, in_schema, run, run_async
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from jobq._jobtype import JobType
+    from jobq._types import JobInfo
+
+_NOTHING: Final = object()
+
+_FIND: Final = """
+select id, queue, args::text from {schema}.jobs where kind = $1::text order by id
+"""
+_KINDS: Final = "select kind, queue, args::text from {schema}.jobs order by id limit 20"
+
+
+class _Wanted(NamedTuple):
+    kind: str
+    args: object
+    queue: str | None
+    times: int | None
+    is_part: bool
+
+    def matches(self, row: Sequence[Any]) -> bool:
+        if self.queue is not None and row[1] != self.queue:
+            return False
+        if self.args is _NOTHING:
+            return True
+        stored: object = msgspec.json.decode(row[2])
+        given: object = self.args
+        if self.is_part and isinstance(given, dict) and isinstance(stored, dict):
+            wanted, found = cast("dict[str, object]", given), cast("dict[str, object]", stored)
+            return all(name in found and found[name] == value for name, value in wanted.items())
+        return stored == self.args
+
+
+@overload
+def assert_enqueued(
+    where: AsyncClient, kind: JobType[Any] | str, *, args: object = ..., queue: str | None = ...,
+    count: int | None = ..., schema: str = ...,
+) -> Awaitable[list[JobInfo]]: ...  # fmt: skip
+@overload
+def assert_enqueued(
+    where: Client, kind: JobType[Any] | str, *, args: object = ..., queue: str | None = ...,
+    count: int | None = ..., schema: str = ...,
+) -> list[JobInfo]: ...  # fmt: skip
+@overload
+def assert_enqueued(
+    where: object, kind: JobType[Any] | str, *, args: object = ..., queue: str | None = ...,
+    count: int | None = ..., schema: str = ...,
+) -> Any: ...  # fmt: skip
+def assert_enqueued(
+    where: object,
+    kind: JobType[Any] | str,
+    *,
+    args: object = _NOTHING,
+    queue: str | None = None,
+    count: int | None = None,
+    schema: str = "jobq",
+) -> Any:
+    """Assert that jobs of a kind were enqueued, whatever has become of them since.
+
+    Args:
+        where: a client, or a connection of yours, such as the one whose transaction is still open
+            (any that ``tx=`` takes). With an async one the call is awaited.
+        kind: a declared kind, a handler or a name.
+        args: the arguments: a whole value has to be equal, a dict has to be contained.
+        queue: the queue that they stand in.
+        count: exactly so many; one or more by default.
+        schema: the queue's schema, where ``where`` is a connection.
+
+    Returns:
+        The jobs that match, the oldest first.
+
+    Raises:
+        AssertionError: it is not so; the message lists what was enqueued.
+    """
+    wanted = _Wanted(_name(kind), _plain(kind, args), queue, count, isinstance(args, Mapping))
+    return _ask(where, schema, functools.partial(_assert_found, wanted=wanted))
+
+
+def assert_not_enqueued(
+    where: object,
+    kind: JobType[Any] | str,
+    *,
+    args: object = _NOTHING,
+    queue: str | None = None,
+    schema: str = "jobq",
+) -> Any:
+    """Assert that no such job was enqueued; see :func:`assert_enqueued`."""
+    return assert_enqueued(where, kind, args=args, queue=queue, count=0, schema=schema)
+
+
+def _ask(where: object, schema: str, make: Callable[[str], Operation[Any]]) -> Any:
+    if isinstance(where, AsyncClient | Client):
+        return where._run(make(where.schema))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    if _is_async(where):
+        return run_async(make(schema), async_executor(where))
+    return run(make(schema), sync_executor(where))
+
+
+def _is_async(where: object) -> bool:
+    method = getattr(where, "execute", None)
+    return inspect.iscoroutinefunction(method)
+
+
+def _assert_found(schema: str, *, wanted: _Wanted) -> Operation[list[JobInfo]]:
+    rows = yield Call(in_schema(_FIND, schema), (wanted.kind,))
+    found = [row for row in rows if wanted.matches(row)]
+    if (len(found) != wanted.times) if wanted.times is not None else not found:
+        everything = yield Call(in_schema(_KINDS, schema))
+        raise AssertionError(_complaint(wanted, len(found), everything))
+    infos: list[JobInfo] = []
+    for row in found:
+        info = yield from get_job(schema, row[0])
+        infos += [info]
+    return infos
+
+
+def _complaint(wanted: _Wanted, found: int, everything: Sequence[Sequence[Any]]) -> str:
+    how_many = "at least one job" if wanted.times is None else f"{wanted.times} jobs"
+    args = "" if wanted.args is _NOTHING else f" with arguments {wanted.args!r}"
+    queue = "" if wanted.queue is None else f" in queue {wanted.queue!r}"
+    lines = [f"  {kind} in {name}: {text[:200]}" for kind, name, text in everything]
+    listed = "\n".join(lines) or "  nothing at all"
+    return f"wanted {how_many} of kind {wanted.kind!r}{args}{queue}, found {found}. Enqueued were:\n{listed}"
+
+
+def _name(kind: JobType[Any] | str) -> str:
+    return kind if isinstance(kind, str) else kind.kind
+
+
+def _plain(kind: JobType[Any] | str, args: object) -> object:
+    """Return arguments as the JSON values that are stored."""
+    if args is _NOTHING:
+        return args
+    if isinstance(args, Mapping) or isinstance(kind, str):
+        return msgspec.to_builtins(args)
+    try:
+        return msgspec.json.decode(kind.encode(args))
+    except ArgumentsEncodeError as error:
+        raise ConfigError(f"assert_enqueued: args cannot be arguments of {kind.kind!r}: {error}") from error
