@@ -89,12 +89,15 @@ def test_a_lost_job_is_noticed(spawn_python: SpawnPython, empty_dsn: str) -> Non
     assert "lost: 2" in demo.output
 
 
-def test_interrupted_it_cleans_up(spawn_python: SpawnPython, empty_dsn: str) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+def test_interrupted_it_cleans_up(
+    spawn_python: SpawnPython, empty_dsn: str, number: signal.Signals, code: int
+) -> None:
     before = schemas(empty_dsn)
     demo = spawn_python("-m", "jobq.cli", "demo", env={"DATABASE_URL": empty_dsn})
     demo.wait_for_output("Two worker processes")
-    demo.signal(signal.SIGINT)
-    assert demo.wait() == 1
+    demo.signal(number)
+    assert demo.wait() == code, demo.output
     assert "Traceback" not in demo.output
     assert schemas(empty_dsn) == before
     with psycopg.connect(empty_dsn, autocommit=True) as connection:

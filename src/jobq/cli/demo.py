@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from jobq._embedded.errors import EmbeddedError
 from jobq.cli.common import DSN_OPTION, EXIT_FAILED, Failure, explain_errors, require_dsn
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from types import FrameType
 
 
 @click.command()
@@ -28,8 +35,23 @@ def demo(dsn: str | None, orders: int | None, lose: int) -> None:
             raise
         raise Failure("the demonstration needs a mail server: pip install 'jobq[demo]'") from error
     try:
-        complete = story.run(None if dsn is None else require_dsn(dsn), limit=orders, lose=lose)
+        with _tidy_at_sigterm():
+            complete = story.run(None if dsn is None else require_dsn(dsn), limit=orders, lose=lose)
     except EmbeddedError as error:
         raise Failure(f"{error}\n(or name a database of yours with DATABASE_URL or --dsn)") from error
     if not complete:
         sys.exit(EXIT_FAILED)
+
+
+@contextlib.contextmanager
+def _tidy_at_sigterm() -> Generator[None]:
+    """Have SIGTERM, too, end it in such a way that it clears up behind itself."""
+
+    def leave(number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

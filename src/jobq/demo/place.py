@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -15,6 +15,9 @@ from jobq.embedded import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+
+_DROP_TRIES: Final = 5
 
 
 class Place(NamedTuple):
@@ -75,8 +78,20 @@ def _own_schema(dsn: str) -> Generator[Place]:
             f'The schema "{schema}" is dropped: your database is as it was.',
         )
     finally:
-        with _connect(dsn) as connection:
-            connection.execute(sql.SQL("drop schema {} cascade").format(name))
+        _drop(dsn, name)
+
+
+def _drop(dsn: str, name: sql.Identifier) -> None:
+    """Drop a schema, though the server may still be busy with the last statement of a killed worker."""
+    with _connect(dsn) as connection:
+        for tries_left in reversed(range(_DROP_TRIES)):
+            try:
+                connection.execute(sql.SQL("drop schema {} cascade").format(name))
+            except psycopg.errors.DeadlockDetected:
+                if tries_left == 0:
+                    raise
+            else:
+                return
 
 
 def _connect(dsn: str) -> psycopg.Connection:

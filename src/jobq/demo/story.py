@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 TIME_LIMIT_S: Final = 150.0
 _LOOK_S: Final = 0.1
 _STOP_S: Final = 12.0
+_LAST_ORDER_S: Final = 5.0  # for the order that is being placed when the shop closes
 
 
 class DemoFailed(jobq.Error):
@@ -96,6 +97,7 @@ class _Story:
         self._screen = screen
         self._lose = lose
         self._stored = 0
+        self._is_closed = threading.Event()  # no more orders are taken
         self._failure: BaseException | None = None
 
     def tell(self) -> None:
@@ -103,6 +105,14 @@ class _Story:
         self._screen.say(f"Two worker processes: {self._crew.start()} and {self._crew.start()}.")
         shopping = threading.Thread(target=self._place_orders, daemon=True)
         shopping.start()
+        try:
+            self._watch(shopping)
+        finally:
+            self._is_closed.set()
+            shopping.join(_LAST_ORDER_S)
+
+    def _watch(self, shopping: threading.Thread) -> None:
+        """Show the progress, and see to it that something happens, until every e-mail has its outcome."""
         deadline = time.monotonic() + TIME_LIMIT_S
         accident_is_due = True
         while True:
@@ -126,6 +136,8 @@ class _Story:
     def _place_orders(self) -> None:
         try:
             for order in self._orders:
+                if self._is_closed.is_set():
+                    return
                 shop.place_order(self._client, order)
                 self._stored += 1
         except Exception as error:  # noqa: BLE001 - told by the main thread
