@@ -42,7 +42,7 @@ logger = logging.getLogger("jobq.worker")
 
 _ID_BITS: Final = 62  # random worker ids: two processes never meet, whatever a failover repeats
 _RNG: Final = random.Random()  # noqa: S311 - spreads load, guards nothing
-_GOODBYE_S: Final = 1.5  # for ending the lease in order, whatever the database does
+_GOODBYE_S: Final = 1.0  # for ending the lease in order, whatever the database does
 _WATCH_S: Final = 0.5  # how often the loop is looked at
 _SHORTEST_ANSWER_S: Final = 0.5  # a renewal may take this long, however short the lease is
 _AGAIN_S: Final = 0.05  # after a renewal that took so long that the lease is at risk all the same
@@ -64,7 +64,7 @@ class Identity:
     valid_until: float
     ended: bool = False
     is_retired: bool = False
-    known: set[tuple[int, int]] = field(default_factory=set)
+    known: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,5 +354,6 @@ def _ids(fences: set[tuple[int, int]]) -> Sequence[int]:
 
 
 def _stack(thread_id: int) -> str:
-    frame = sys._current_frames().get(thread_id)  # noqa: SLF001 - the documented way to see another thread
+    # the documented way to see another thread
+    frame = sys._current_frames().get(thread_id)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     return "".join(traceback.format_stack(frame)) if frame is not None else ""

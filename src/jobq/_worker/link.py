@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from jobq._operation import Operation
 
 T = TypeVar("T")
-_LAST_ANSWER_S: Final = 1.0
+_LAST_ANSWER_S: Final = 0.7  # for a statement that is under way when nobody wants it any more
+_BREAK_S: Final = 0.2  # for a broken connection to be noticed by what waits for it
 _RNG: Final = random.Random()  # noqa: S311 - spreads load, guards nothing
 
 
@@ -42,6 +43,7 @@ class Link:
         self._session: AsyncSession | None = None
         self._opening = asyncio.Lock()
         self._failures = 0
+        self._is_over = False
         self.generation = 0
 
     @property
@@ -101,7 +103,11 @@ class Link:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            await asyncio.wait([task], timeout=_LAST_ANSWER_S)
+            await asyncio.wait([task], timeout=0 if self._is_over else _LAST_ANSWER_S)
+            if not task.done():
+                # Not by cancelling it first: psycopg would ask the silent server to cancel its statement.
+                self._break()
+                await asyncio.wait([task], timeout=_BREAK_S)
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])
@@ -112,7 +118,11 @@ class Link:
             raise
 
     def give_up(self) -> None:
-        """Break the connection: whoever waits for its answer learns at once that none will come."""
+        """Wait for no more answers: whoever does learns at once that none will come. For the very end."""
+        self._is_over = True
+        self._break()
+
+    def _break(self) -> None:
         if self._session is not None and not self._session.closed:
             break_connection(self._session.connection)
 

@@ -60,6 +60,7 @@ class Listener:
         self._test_token: str | None = None
         self._test_passed = asyncio.Event()
         self._warned_deaf = False
+        self._noted_loss = False
         self.hears = False
 
     def arm(self, queue: str) -> bool:
@@ -83,7 +84,9 @@ class Listener:
             try:
                 pause_s = await self._listen()
             except Error as error:
-                logger.info("the listener lost its connection, polling meanwhile: %s", error)
+                if not self._noted_loss:
+                    self._noted_loss = True
+                    logger.info("the listener lost its connection, polling meanwhile: %s", error)
                 pause_s = self._link.retry_delay_s()
             self.hears = False
             self._armed.clear()
@@ -163,6 +166,7 @@ class Listener:
         error = test.exception()
         if error is None:
             self.hears = True
+            self._noted_loss = False
             self._on_news(None)
             return True
         if isinstance(error, TimeoutError):

@@ -30,7 +30,7 @@ class Counters:
 
     claimed: int = 0
     completed: int = 0
-    settled: Counter[str] = field(default_factory=Counter)
+    settled: Counter[str] = field(default_factory=Counter[str])
     lost_leases: int = 0
     uncertain: int = 0
     stuck: int = 0

@@ -38,14 +38,15 @@ if TYPE_CHECKING:
     from jobq._duties import Rescued
     from jobq._jobs import Jobs
     from jobq._outcomes import Settlement
-    from jobq._worker.completer import Completion, Outcome
     from jobq._worker.execution import Execution
+    from jobq._worker.outcome import Completion, Outcome
 
 logger = logging.getLogger("jobq.worker")
 
+# With what a link and the lease grant a silent server, they add up to less than grace + 5 s.
 _LAST_WORDS_S: Final = 1.5  # for recording outcomes at the very end, whatever the database does
 _CLAIM_ANSWER_S: Final = 0.5  # for a claim that is under way, before the link itself gives it up
-_CANCEL_S: Final = 1.5  # for cancelled handlers to end: with the other two, a stop takes grace + 5 s at most
+_CANCEL_S: Final = 1.5  # for cancelled handlers to end, side by side with the claim
 
 
 @dataclass(frozen=True, slots=True)
