@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypedDict
 
-from jobq._jobs import Jobs
-from jobq._jobtype import JobType, NewJob
-from tests.typing.good_enqueue import REPORT, TICK, Client, EmailArgs, LongEmailArgs, plain, send, send_sync
+from jobq import AsyncClient, Client, Jobs, JobType, NewJob, Worker
+from tests.typing.good_enqueue import REPORT, TICK, EmailArgs, LongEmailArgs, plain, send, send_sync
 
 if TYPE_CHECKING:
-    from jobq._types import Job
+    from jobq import Job
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ SEND_LONG = JobType("send_long", LongEmailArgs)
 wrong_report: WrongReportArgs = {"month": "January"}
 
 
-async def arguments(client: Client) -> None:
+async def arguments(client: AsyncClient) -> None:
     await client.enqueue(send, OtherArgs("a"))  # red
     await client.enqueue(send, {"to": "a"})  # red
     await client.enqueue(send, None)  # red
@@ -46,7 +45,7 @@ async def arguments(client: Client) -> None:
     await client.enqueue_many([(send, EmailArgs("a"))])  # red
 
 
-async def options(client: Client) -> None:
+async def options(client: AsyncClient) -> None:
     await client.enqueue(send, EmailArgs("a"), priority="high")  # red
     await client.enqueue(send, EmailArgs("a"), prority=1)  # red
     await client.enqueue(send, EmailArgs("a"), delay=5)  # red
@@ -57,6 +56,21 @@ async def options(client: Client) -> None:
     JobType("k", EmailArgs, run_at=datetime.now(UTC))  # red
     JobType("k", EmailArgs, retries=3)  # red
     JobType("k", EmailArgs("a"))  # red
+
+
+def sync_client(client: Client, job: Job) -> None:
+    client.enqueue(send, OtherArgs("a"))  # red
+    client.enqueue(send, {"to": "a"})  # red
+    client.enqueue(send)  # red
+    client.enqueue(TICK, {})  # red
+    client.enqueue(send, EmailArgs("a"), priority="high")  # red
+    client.enqueue("send_email", {"to": "a"}, prority=1)  # red
+    client.enqueue_many([(send, EmailArgs("a"))])  # red
+    client.cancel("1")  # red
+    Client("", run_at=datetime.now(UTC))  # red
+    Client("", retries=3)  # red
+    AsyncClient(client.pool)  # red
+    Worker(client, jobs)  # red
 
 
 def variance(job: Job) -> None:

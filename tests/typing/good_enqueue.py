@@ -4,31 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack, assert_type, overload
+from typing import TYPE_CHECKING, Any, TypedDict, assert_type
 
-from jobq._jobs import Handler, Jobs
-from jobq._jobtype import JobType, NewJob
+from jobq import (
+    AsyncClient,
+    AttemptError,
+    Client,
+    Enqueued,
+    Handler,
+    Job,
+    JobInfo,
+    Jobs,
+    JobType,
+    NewJob,
+    Worker,
+    WorkerConfig,
+    WorkerReport,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
-
-    from jobq._options import JobOptions
-    from jobq._types import AttemptError, Enqueued, Job
-
-A = TypeVar("A")
-
-
-class Client(Protocol):
-    @overload
-    async def enqueue(
-        self, kind: JobType[A], args: A, *, tx: object | None = None, **options: Unpack[JobOptions]
-    ) -> Enqueued: ...
-    @overload
-    async def enqueue(
-        self, kind: str, args: object, *, tx: object | None = None, **options: Unpack[JobOptions]
-    ) -> Enqueued: ...
-
-    async def enqueue_many(self, jobs: Iterable[NewJob], *, tx: object | None = None) -> list[Enqueued]: ...
+    from collections.abc import Coroutine
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ async def tick(job: Job, args: None) -> None: ...
 async def discarded(job: Job, error: AttemptError) -> None: ...
 
 
-async def use(client: Client, connection: object, job: Job) -> None:
+async def use(client: AsyncClient, connection: object, job: Job) -> None:
     await client.enqueue(send, EmailArgs("a"))
     await client.enqueue(send, LongEmailArgs("a"))
     await client.enqueue(send, EmailArgs("a"), priority=3, delay=timedelta(1), unique="x", tx=connection)
@@ -84,6 +79,10 @@ async def use(client: Client, connection: object, job: Job) -> None:
     await client.enqueue(REPORT, ReportArgs(month=1))
     await client.enqueue(TICK, None)
     await client.enqueue(tick, None)
+    await client.enqueue(TICK)
+    await client.enqueue(tick, priority=1, tx=connection)
+    await client.enqueue("untyped")
+    await client.enqueue("untyped", priority=1)
     await client.enqueue(PLAIN, {"a": [1]})
     await client.enqueue(plain, {"a": [1]})
     await client.enqueue(EITHER, None)
@@ -94,6 +93,9 @@ async def use(client: Client, connection: object, job: Job) -> None:
         NewJob(REPORT, ReportArgs(month=month), unique=f"{month}") for month in range(12)
     )
 
+    assert_type(await client.enqueue(send, EmailArgs("a")), Enqueued)
+    assert_type(await client.enqueue_many([]), list[Enqueued])
+    assert_type(await client.get(1), JobInfo)
     assert_type(await send(job, EmailArgs("a")), str)
     assert_type(send_sync(job, EmailArgs("a")), int)
     assert_type(send_sync, Handler[EmailArgs, int])
@@ -105,3 +107,23 @@ async def use(client: Client, connection: object, job: Job) -> None:
 
 def returns_what_it_did(job: Job, args: EmailArgs) -> Coroutine[Any, Any, None]:
     return tick(job, None)
+
+
+def use_sync(client: Client, connection: object) -> None:
+    client.enqueue(send, EmailArgs("a"), tx=connection, max_attempts=3)
+    client.enqueue(TICK)
+    client.enqueue("send_email", {"to": "a"}, expires_at=None, timeout=None)
+    client.enqueue_many(NewJob(REPORT, ReportArgs(month=month)) for month in range(12))
+    client.cancel(1, reason="no longer wanted")
+    client.retry(1)
+    assert_type(client.enqueue(send, EmailArgs("a")), Enqueued)
+    assert_type(client.errors(1), list[AttemptError])
+
+
+async def run() -> None:
+    async with AsyncClient("", schema="mine", queue="mail", max_attempts=3, timeout=None) as client:
+        assert_type(client, AsyncClient)
+        assert_type(await client.migrate(), list[str])
+        assert_type(await Worker(client, jobs, WorkerConfig(queues={"default": 20})).run(), WorkerReport)
+    with Client("", pool_max_size=3, notify=False, args_limit_bytes=1000) as sync_client:
+        assert_type(sync_client, Client)
