@@ -160,8 +160,7 @@ class paused_in:  # noqa: N801 - reads as the function that it is
         self._running.__exit__(None, None, None)
 
 
-SCAN: Final = "where not exists (select from"
-CHOSEN: Final = "where ctid = any (array(select tid from s"
+SCAN: Final = "where worker_id <> all"
 
 
 def test_s01_a_rescuer_that_pauses_between_choosing_and_writing_writes_what_it_chose(

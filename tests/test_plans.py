@@ -13,10 +13,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from jobq._claim import claim, refresh
-from jobq._duties import promote
+from jobq._claim import claim, refresh, restamp
+from jobq._duties import discarded, promote, renew, rescue
 from jobq._enqueue import FIND_HOLDERS, enqueue_many, enqueue_one
 from jobq._marks import LaneMarks
+from jobq._operate import cancel_job, get_job, job_errors, retry_job
 from jobq._operation import Call, Operation, in_schema
 from jobq._outcomes import Settlement, complete, find_finished, settle
 from jobq._postgres import text_params
@@ -170,6 +171,9 @@ WORKERS: Final[dict[str, Callable[[], Operation[Any]]]] = {
     "settle": lambda: settle(SCHEMA, WORKER, "w", settlements(), notify=True),
     "promote": lambda: promote(SCHEMA, None, BATCH, notify=True),
     "find finished": lambda: find_finished(SCHEMA, WORKER, [(2 * ROWS + n, 1) for n in range(1, BATCH)]),
+    "restamp": lambda: restamp(SCHEMA, "default"),
+    "renew": lambda: renew(SCHEMA, WORKER, 30.0),
+    "discarded": lambda: discarded(SCHEMA, [2 * ROWS + n for n in range(1, BATCH)]),
 }
 CLIENTS: Final[dict[str, Callable[[], Operation[Any]]]] = {
     "enqueue": lambda: enqueue_one(SCHEMA, job_row(), notify=True),
@@ -177,6 +181,10 @@ CLIENTS: Final[dict[str, Callable[[], Operation[Any]]]] = {
     "unique enqueue": lambda: enqueue_many(SCHEMA, [job_row(unique_key=key) for key in KEYS], notify=True),
     "one unique enqueue": lambda: enqueue_many(SCHEMA, [job_row(unique_key=KEYS[0])], notify=True),
     "find holders": lambda: _one(Call(in_schema(FIND_HOLDERS, SCHEMA), (KEYS,))),
+    "cancel": lambda: cancel_job(SCHEMA, ROWS, "no"),
+    "retry": lambda: retry_job(SCHEMA, 3 * ROWS, notify=True),
+    "get": lambda: get_job(SCHEMA, ROWS),
+    "errors": lambda: job_errors(SCHEMA, 3 * ROWS + BATCH),
 }
 
 
@@ -189,6 +197,22 @@ def test_a_workers_statement_reads_no_hot_table_from_end_to_end(large: str, stat
     with Storage(large) as store:
         plan = explain(store, hold(WORKERS[statement]()))
     assert whole_scans(plan) == []
+
+
+@pytest.mark.parametrize("statement", WORKERS)
+def test_it_does_not_when_its_plan_was_made_before_there_was_a_single_row(dsn: str, statement: str) -> None:
+    """A worker keeps its plans; it may have made them in a new database, just analyzed."""
+    with Storage(dsn) as store:
+        store.sql("analyze")
+        plan = explain(store, hold(WORKERS[statement]()))
+    assert whole_scans(plan) == []
+
+
+def test_a_rescue_reads_the_running_jobs_once_and_nothing_else_from_end_to_end(large: str) -> None:
+    with Storage(large) as store:
+        plan = explain(store, hold(rescue(SCHEMA, 3, BATCH)))
+    assert len(whole_scans(plan)) == 1
+    assert whole_scans(plan)[0].endswith(" on running")
 
 
 @pytest.mark.parametrize("statement", CLIENTS)

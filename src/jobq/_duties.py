@@ -79,11 +79,12 @@ select (select array_agg(queue) from q), (select coalesce(sum(jobs), 0)::int8 fr
 """
 
 # A job whose worker died goes back at once the first time, and with growing pauses after that; at
-# the limit it is discarded, for it may be what kills them.
+# the limit it is discarded, for it may be what kills them. The living workers are few and are listed
+# once: as `not exists`, one is looked up for each running row.
 RESCUE: Final = f"""
 with s as materialized (
-    select ctid as tid from {{schema}}.running r
-    where not exists (select from {{schema}}.worker w where w.id = r.worker_id and w.ended_at is null)
+    select ctid as tid from {{schema}}.running
+    where worker_id <> all (array(select id from {{schema}}.worker where ended_at is null))
       and job_id <> all ($1::int8[])
     order by ctid limit $2::int4 for update skip locked
 ), u as (
@@ -107,10 +108,11 @@ with s as materialized (
         (job_id, attempt, outcome, type, message, traceback, worker_id, worker, started_at, omitted)
     select u.job_id, u.attempt, 'crashed', 'jobq.WorkerDied',
            'the worker died, or its lease ended, while it held this job', '', u.worker_id,
-           coalesce(w.name, 'worker ' || u.worker_id), u.claimed_at,
+           coalesce((select name from {{schema}}.worker where id = u.worker_id), 'worker ' || u.worker_id),
+           u.claimed_at,
            coalesce((select omitted from {{schema}}.attempt_error a where a.job_id = u.job_id
                      order by attempt desc limit 1), 0)
-    from u left join {{schema}}.worker w on w.id = u.worker_id
+    from u
 ), n as materialized (
     select count({NOTIFY}) as sent from (
         select distinct queue from u where crashes = 0 and $3::int4 > 1) q
@@ -120,16 +122,16 @@ from u left join lateral (select kind from {{schema}}.job where id = u.job_id li
 """
 
 NEXT_ORPHAN: Final = """
-select job_id from {schema}.running r
-where not exists (select from {schema}.worker w where w.id = r.worker_id and w.ended_at is null)
+select job_id from {schema}.running
+where worker_id <> all (array(select id from {schema}.worker where ended_at is null))
   and job_id <> all ($1::int8[])
 order by ctid limit 1
 """
 
 # What a rescue would discard. A supervisor knows no handlers, so it leaves these to a worker.
 AT_CRASH_LIMIT: Final = """
-select job_id from {schema}.running r
-where not exists (select from {schema}.worker w where w.id = r.worker_id and w.ended_at is null)
+select job_id from {schema}.running
+where worker_id <> all (array(select id from {schema}.worker where ended_at is null))
   and crashes + 1 >= $1::int4
 order by ctid
 """
