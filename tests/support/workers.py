@@ -285,6 +285,8 @@ class Site:
     ) -> list[int]:
         """Add jobs in one transaction; return their ids."""
         with jobq.Client(self.dsn, pool_max_size=1) as client:
+            if count == 1:
+                return [client.enqueue(kind, args, **(options or {})).id]
             made = client.enqueue_many([jobq.NewJob(kind, args, **(options or {}))] * count)
         return [one.id for one in made]
 
@@ -341,7 +343,7 @@ class Site:
 
 def main() -> None:
     """Run the worker that the command line describes."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     threading.current_thread().name = "main"
     asyncio.run(_work(json.loads(sys.argv[1])))
 

@@ -1,0 +1,220 @@
+"""Workers and a database that restarts, goes away, falls silent, or whose answers are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import psycopg
+import pytest
+
+from tests.conftest import APP_DATABASE
+from tests.support.polling import eventually
+from tests.support.workers import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.conftest import DurableServer, SpawnPython
+    from tests.support.proxy import TcpProxy
+
+STOP_MARGIN_S = 5.0  # a whole stop takes the grace and at most this
+
+
+@pytest.fixture
+def site(spawn_python: SpawnPython, dsn: str, tmp_path: Path) -> Site:
+    return Site(spawn_python, dsn, tmp_path)
+
+
+@contextlib.contextmanager
+def held_up(site: Site, part: str, table: str, proxy: TcpProxy) -> Iterator[None]:
+    """Let a statement that a worker's part sends in the block take effect after it, but lose its reply.
+
+    It is held up by a lock on ``table``. Lost is every reply that the server sends from the end of
+    the block on, until ``proxy`` resumes.
+    """
+    # After this each part has its connection, and has prepared its statements (that waits for locks, too).
+    warm_up = site.enqueue("snooze_once", s=0.0)
+    site.await_state(warm_up[0], "completed")
+    with psycopg.connect(site.dsn) as blocker:
+        blocker.execute(f"lock table jobq.{table} in exclusive mode".encode())
+        yield
+        waiting = "select count(*) from pg_locks where not granted and pid = any (%s)"
+        eventually(lambda: site.sql(waiting, site.backends(part)) == [(1,)], what=f"{part} wait for {table}")
+        proxy.silence(to_server=False)
+
+
+def cut(proxy: TcpProxy) -> None:
+    """End every connection with what its replies were, and let new ones through."""
+    proxy.drop()
+    proxy.resume()
+
+
+def starts(site: Site) -> Counter[int]:
+    """Return how often each job was started."""
+    return Counter(note.job_id for note in site.notes("start"))
+
+
+# Lost replies
+
+
+def test_a_claim_whose_reply_is_lost_gives_its_jobs_back_uncounted_and_runs_each_once(
+    site: Site, proxy: TcpProxy
+) -> None:
+    worker = site.start(dsn=proxy.dsn, prefetch=0)
+    with held_up(site, "claims", "running", proxy):
+        job_ids = site.enqueue("wait", 50)
+    eventually(lambda: site.counts().get("running") == 20, what="the claim has happened all the same")
+    cut(proxy)
+    site.await_finished(1 + 50)
+    assert {starts(site)[job_id] for job_id in job_ids} == {1}
+    jobs = [site.job(job_id) for job_id in job_ids]
+    assert {(state, failures, crashes) for state, _, failures, crashes in jobs} == {("completed", 0, 0)}
+    assert sum(attempt == 2 for _, attempt, _, _ in jobs) == 20
+    assert "20 jobs of a claim without a reply were handed back" in worker.output
+    assert len(worker.ids) == 2
+    eventually(
+        lambda: site.sql("select count(*) from jobq.worker where ended_at is null") == [(1,)],
+        what="the old identity, which holds nothing, is over",
+    )
+    worker.stop()
+
+
+def test_completions_whose_reply_is_lost_are_found_and_not_called_lost(site: Site, proxy: TcpProxy) -> None:
+    worker = site.start(dsn=proxy.dsn)
+    job_ids = site.enqueue("gate", 10, gate="a")
+    site.await_started(job_ids)
+    with held_up(site, "outcomes", "finished", proxy):
+        site.open("a")
+    site.await_finished(1 + 10)
+    cut(proxy)
+    eventually(lambda: worker.stats()["unrecorded"] == 0, what="the worker knows, too")
+    stats = worker.stats()
+    assert (stats["completed"], stats["lost_leases"], stats["uncertain"]) == (1 + 10, 0, 0)
+    assert {starts(site)[job_id] for job_id in job_ids} == {1}
+
+
+def test_a_snooze_whose_reply_is_lost_is_uncertain_and_not_called_lost(site: Site, proxy: TcpProxy) -> None:
+    worker = site.start(dsn=proxy.dsn)
+    with held_up(site, "outcomes", "scheduled", proxy):
+        [job_id] = site.enqueue("snooze_once", s=0.5)
+    eventually(
+        lambda: site.sql("select reason from jobq.scheduled") == [("snooze",)],
+        what="the snooze has happened all the same",
+    )
+    cut(proxy)
+    assert site.await_state(job_id, "completed") == ("completed", 2, 0, 0)
+    stats = worker.stats()
+    assert (stats["uncertain"], stats["lost_leases"]) == (1, 0)
+
+
+# Absence
+
+
+@pytest.mark.parametrize(
+    ("away_s", "config"),
+    [
+        (5.0, {}),
+        pytest.param(60.0, {"lease": 30.0, "heartbeat": 5.0, "rescue_interval": 5.0}, marks=pytest.mark.slow),
+    ],
+)
+def test_no_finished_outcome_is_lost_while_the_database_is_away_for_longer_than_a_lease(
+    spawn_python: SpawnPython,
+    durable_server: DurableServer,
+    tmp_path: Path,
+    away_s: float,
+    config: dict[str, Any],
+) -> None:
+    server = durable_server()
+    site = Site(spawn_python, server.dsn(APP_DATABASE), tmp_path)
+    workers = [site.start(**config), site.start(**config)]
+    job_ids = site.enqueue("gate", 40, gate="a")
+    site.await_started(job_ids)
+    assert len({note.pid for note in site.notes()}) == 2, "both of them have jobs"
+    server.stop()
+    away_since = time.monotonic()
+    site.open("a")
+    eventually(lambda: len(site.notes("end")) == 40, what="the handlers end meanwhile")
+    eventually(lambda: time.monotonic() > away_since + away_s, away_s + 5.0, what="the time is over")
+    assert all(worker.process.running for worker in workers)
+    server.start()
+    site.await_finished(40)
+    assert {site.job(job_id) for job_id in job_ids} == {("completed", 1, 0, 0)}
+    assert starts(site) == dict.fromkeys(job_ids, 1)
+
+    later = site.enqueue("wait", 10)
+    site.await_finished(50)  # and they go on
+    assert starts(site) == dict.fromkeys(job_ids + later, 1)
+    assert [worker.stats()["lost_leases"] for worker in workers] == [0, 0]
+
+
+def test_outcomes_that_cannot_be_recorded_stop_the_claiming_at_their_bound(site: Site) -> None:
+    worker = site.start(pending_outcomes=40, prefetch=0, queues={"default": 10})
+    with psycopg.connect(site.dsn) as blocker:
+        blocker.execute("lock table jobq.finished in exclusive mode")
+        job_ids = site.enqueue("wait", 300)
+        eventually(lambda: worker.stats()["unrecorded"] >= 40, what="the buffer is full")
+        eventually(lambda: worker.stats()["running"] == 0, what="what was claimed has run")
+        held = worker.stats()
+        assert held["unrecorded"] <= 40 + 2 * 10
+        seen_at = time.monotonic()
+        eventually(lambda: time.monotonic() > seen_at + 0.5, what="several polls pass")
+        assert worker.stats()["claimed"] == held["claimed"]
+    site.await_finished(300)
+    assert starts(site) == dict.fromkeys(job_ids, 1)
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_server_that_restarts_under_load_loses_no_job_and_repeats_none(
+    spawn_python: SpawnPython,
+    durable_server: DurableServer,
+    tmp_path: Path,
+    mode: Literal["fast", "immediate"],
+) -> None:
+    server = durable_server()
+    site = Site(spawn_python, server.dsn(APP_DATABASE), tmp_path)
+    config: dict[str, Any] = {"lease": 9.0, "heartbeat": 1.0}
+    workers = [site.start(**config), site.start(**config)]
+    job_ids = site.enqueue("wait", 1500, s=0.02)
+    for done in (200, 700):
+        site.await_finished(done)
+        server.restart(mode)
+    site.await_finished(1500)
+    assert site.counts() == {"completed": 1500}
+    assert starts(site) == dict.fromkeys(job_ids, 1)
+    for worker in workers:
+        assert worker.stop()["unrecorded"] == 0
+    assert sum(worker.final_stats()["lost_leases"] for worker in workers) == 0
+
+
+# Silence
+
+
+def test_s21_a_worker_whose_network_falls_silent_stops_in_time(site: Site, proxy: TcpProxy) -> None:
+    worker = site.start(dsn=proxy.dsn, grace=0.5)
+    [job_id] = site.enqueue("gate", gate="never")
+    site.await_started([job_id])
+    proxy.silence()  # with polls every 100 ms, some claim is or will be under way
+    asked_at = time.monotonic()
+    worker.process.terminate()
+    assert worker.process.wait(15.0) == 0, worker.output
+    assert time.monotonic() - asked_at < 0.5 + STOP_MARGIN_S
+
+
+def test_s21_a_worker_gives_up_a_silent_connection_and_goes_on_over_a_new_one(
+    site: Site, proxy: TcpProxy
+) -> None:
+    worker = site.start(dsn=proxy.dsn)
+    before = proxy.accepted
+    proxy.silence()
+    job_ids = site.enqueue("wait", 30)
+    # Its claims, its duties and its lease: each gives its connection up and tries a new one.
+    eventually(lambda: proxy.accepted >= before + 3, 10.0, what="new connections are tried")
+    proxy.resume()  # also what the dead connections had sent: late claims
+    site.await_finished(30)
+    assert starts(site) == dict.fromkeys(job_ids, 1)
+    assert {site.job(job_id)[2] for job_id in job_ids} == {0}
+    worker.stop()
