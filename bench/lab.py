@@ -169,7 +169,7 @@ class Lab:
             "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
             "event_loop": "uvloop" if has_uvloop() else "asyncio",
             "cores": len(self.cores) if self.cores else os.cpu_count(),
-            "load_average": os.getloadavg()[0],  # of the minute before: who else was there
+            "load_average": round(os.getloadavg()[0], 1),  # of the minute before: who else was there
             "transport": "unix socket",
             "filesystem": filesystem_of(self._server.data_dir),
             "size": str(self.size),

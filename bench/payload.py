@@ -34,6 +34,10 @@ insert into payload (kind, args, max_attempts, timeout_s)
 values ($1::text, $2::text::jsonb, $3::int4, $4::float8) returning id
 """
 
+INSERT_PLAIN: Final = """
+insert into payload (kind, args, max_attempts, timeout_s) values (%s, %s, %s, %s) returning id
+"""
+
 INSERT_MANY: Final = """
 insert into payload (kind, args, max_attempts, timeout_s)
 select $1::text, args::jsonb, $3::int4, $4::float8 from unnest($2::text[]) a(args) returning id

@@ -1,17 +1,25 @@
-"""Single: one `Client.enqueue` at a time, each its own transaction, beside a bare INSERT.
+"""Single: one `Client.enqueue` at a time, each its own transaction, beside INSERTs of the payload row.
 
-Each client is a process with its own connection. All of them do the same for a while, then all do
-the other, in turns: both see the same machine. Nobody listens on the queue, so no enqueue sends a
-notification; asking whether somebody does is part of it.
+There are two yardsticks. The bare INSERT is the least that can be: a prepared statement, its
+parameters ready as text, in a tight loop on a connection of its own. The application's INSERT is
+what one would write instead of an enqueue: it takes a connection from a pool, and makes JSON of the
+same arguments. `Client.enqueue` does as much as that one.
+
+Each client is a process. All of them do the same for a while, then all do the next, in turns: all
+see the same machine. Nobody listens on the queue, so no enqueue sends a notification; asking
+whether somebody does is part of it.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING, Final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+import psycopg_pool
+from psycopg.types.json import Jsonb
 
 import jobq
 from bench import payload, workload
@@ -35,33 +43,40 @@ _BATCH: Final = 20  # operations between two looks at the clock
 def run(lab: Lab) -> Iterator[Result]:
     """Measure."""
     for clients, floor in FLOORS.items():
-        yield _measure(lab, clients, floor)
+        yield from _measure(lab, clients, floor)
 
 
-def _measure(lab: Lab, clients: int, floor: Floor) -> Result:
-    rounds = lab.pick(full=40, quick=12, tiny=1)
+def _measure(lab: Lab, clients: int, floor: Floor) -> Iterator[Result]:
+    rounds = lab.pick(full=40, quick=9, tiny=1)
     slice_s = lab.pick(full=0.5, quick=0.25, tiny=0.1)
     ours: list[tuple[int, Window]] = []
     bare: list[tuple[int, Window]] = []
+    application: list[tuple[int, Window]] = []
+    turns = [(insert_payloads, bare), (enqueue, ours), (insert_as_applications_do, application)]
     with lab.database() as database, lab.hands(clients) as hands:
         with database.connect() as connection:
             payload.create(connection)
-        for work in (insert_payloads, enqueue):
+        for work, _ in turns:
             call_all(hands, work, database.dsn, 0.0)  # connects, prepares
         for number in range(rounds):
-            # whoever comes second may profit or suffer: they take turns in that too
-            turns = [(insert_payloads, bare), (enqueue, ours)]
+            # whoever comes later may profit or suffer: they take turns in that too
             for work, windows in turns if number % 2 else reversed(turns):
                 windows.append(_slice(lab, hands, work, database.dsn, slice_s))
-    return rate_result(
-        "single",
-        f"{clients} client{'s' if clients > 1 else ''}",
-        ours,
-        bare,
-        yardstick_name="bare INSERT of the payload row",
-        floor=floor,
-        settings=lab.settings(slots=None, clients=clients, listeners=0),
-    )
+    case = f"{clients} client{'s' if clients > 1 else ''}"
+    settings = lab.settings(slots=None, clients=clients, listeners=0)
+    for which, name, yardstick in (
+        (case, "bare INSERT of the payload row, in a tight loop", bare),
+        (f"{case}, application", "an application's INSERT of the payload row, through a pool", application),
+    ):
+        yield rate_result(
+            "single",
+            which,
+            ours,
+            yardstick,
+            yardstick_name=name,
+            floor=floor if yardstick is bare else None,
+            settings=settings,
+        )
 
 
 def _slice(
@@ -95,6 +110,25 @@ def insert_payloads(dsn: str, seconds: float) -> int:
     """Insert payload rows for so long; return how many. For a hand, which keeps its connection."""
     cursor = _cursor(dsn)
     return _repeat(lambda: payload.insert_one(cursor), seconds)
+
+
+@functools.cache
+def _pool(dsn: str) -> psycopg_pool.ConnectionPool[Any]:
+    pool = psycopg_pool.ConnectionPool(dsn, kwargs={"autocommit": True}, min_size=1, max_size=10, open=False)
+    pool.open(wait=True)
+    return pool
+
+
+def insert_as_applications_do(dsn: str, seconds: float) -> int:
+    """Insert payload rows for so long, each through a pool and with its JSON made. For a hand."""
+    pool = _pool(dsn)
+
+    def insert() -> None:
+        with pool.connection() as connection:
+            args = Jsonb(asdict(workload.EMAIL_ARGS))
+            connection.execute(payload.INSERT_PLAIN, [payload.KIND, args, 25, 3600.0]).fetchone()
+
+    return _repeat(insert, seconds)
 
 
 def _repeat(operation: Callable[[], object], seconds: float) -> int:

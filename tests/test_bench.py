@@ -30,7 +30,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="CPU is read fro
 
 EXPECTED_CASES = {
     "bulk": ["calls of 1,000"],
-    "single": ["1 client", "16 clients"],
+    "single": ["1 client", "1 client, application", "16 clients", "16 clients, application"],
     "drain": ["200 slots", "20 slots"],
     "pickup": ["p50", "p99"],
     "punctual": ["p50", "p99"],
