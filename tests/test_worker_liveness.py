@@ -14,8 +14,13 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 import jobq
+from jobq._claim import claim
+from jobq._marks import LaneMarks
+from jobq._operation import Call, Operation
 from jobq._worker.exit_codes import EXIT_BLOCKED
+from jobq._worker.lease import Lease
 from tests.support.polling import eventually
+from tests.support.storage import SCHEMA, Storage
 from tests.support.workers import BRISK, Site
 
 if TYPE_CHECKING:
@@ -117,6 +122,18 @@ def test_one_job_that_kills_its_worker_is_discarded_and_the_nineteen_beside_it_c
         state, _, failures, crashes = site.job(innocent)
         assert (state, failures) == ("completed", 0)
         assert crashes <= 1, "only the first crash met it"
+
+
+def test_a_claim_for_a_worker_that_runs_a_suspect_leaves_other_suspects_where_they_are(dsn: str) -> None:
+    with Storage(dsn) as store:
+        store.worker(1)
+        suspects, innocents = store.enqueue(3), store.enqueue(3)
+        store.sql("update jobq.ready set crashes = 1 where job_id = any (%s)", suspects)
+        ranges = LaneMarks().ranges()
+        claimed = store.run(claim(SCHEMA, "default", ranges, 10, 1, suspects=False))
+        assert [job.job_id for job in claimed] == innocents
+        claimed = store.run(claim(SCHEMA, "default", ranges, 10, 1))
+        assert [job.job_id for job in claimed] == suspects
 
 
 # A blocked loop
@@ -224,6 +241,35 @@ def test_s08_a_worker_that_may_not_write_its_row_is_fenced_and_comes_back_under_
         site.await_state(later, "completed")
     assert site.notes("start", later)[0].worker_id == worker.ids[-1]
     worker.stop()
+
+
+async def test_a_worker_whose_lease_thread_fails_ends_with_its_error(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(lease: Lease) -> float:
+        message = "a fault of ours"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(Lease, "_beat", fail)
+    async with jobq.AsyncClient(dsn) as client:
+        config = jobq.WorkerConfig(lease=timedelta(seconds=1), heartbeat=timedelta(seconds=0.1))
+        with pytest.raises(RuntimeError, match="a fault of ours"):
+            await jobq.Worker(client, jobq.Jobs(), config).run(handle_signals=False)
+
+
+async def test_a_start_that_fails_half_way_leaves_no_lease_behind(
+    dsn: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(schema: str, queue: str) -> Operation[int]:
+        yield Call("select 1")
+        message = "away"
+        raise jobq.DatabaseUnavailable(message)
+
+    monkeypatch.setattr("jobq._worker.worker.restamp", fail)
+    async with jobq.AsyncClient(dsn) as client:
+        with pytest.raises(jobq.DatabaseUnavailable, match="away"):
+            await jobq.Worker(client, jobq.Jobs()).run(handle_signals=False)
+    assert db.execute("select end_reason from jobq.worker").fetchall() == [("stopped",)]
 
 
 def test_s13_in_a_rolling_restart_the_draining_worker_claims_nothing_and_finishes_its_job(site: Site) -> None:
