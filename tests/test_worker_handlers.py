@@ -81,8 +81,8 @@ async def test_an_overrun_kills_the_process_with_its_children(dsn: str, tmp_path
         row = await bench.ended(job.id, 20)
         (error,) = bench.errors(job.id)
     assert (row["state"], error["outcome"]) == ("discarded", "timeout")
-    for pid in map(int, noted.read_text().split()):
-        await eventually_async(lambda pid=pid: not is_alive(pid), what=f"process {pid} is gone")
+    pids = [int(pid) for pid in noted.read_text().split()]
+    await eventually_async(lambda: not any(map(is_alive, pids)), what=f"processes {pids} are gone")
 
 
 async def test_a_stop_kills_process_handlers_and_hands_their_jobs_back(dsn: str, tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ async def test_a_stop_kills_process_handlers_and_hands_their_jobs_back(dsn: str,
         row = bench.job(job.id)
     assert (row["state"], row["failures"], row["crashes"]) == ("ready", 0, 0)
     assert report.handed_back == 1
-    for pid in map(int, noted.read_text().split()):
-        await eventually_async(lambda pid=pid: not is_alive(pid), what=f"process {pid} is gone")
+    pids = [int(pid) for pid in noted.read_text().split()]
+    await eventually_async(lambda: not any(map(is_alive, pids)), what=f"processes {pids} are gone")
 
 
 async def test_threads_are_bounded_and_see_the_context_but_not_each_others(dsn: str) -> None:

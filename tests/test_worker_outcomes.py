@@ -266,20 +266,20 @@ async def test_s26_whatever_a_handler_raises_is_recorded_and_hurts_no_sibling(ds
         if args.n < len(_EXCEPTIONS):
             raise _EXCEPTIONS[args.n]
 
-    if mode == "async":
+    async def misbehave_on_the_loop(job: jobq.Job, args: Number) -> None:
+        misbehave(args)
 
-        @jobs.handler("odd", max_attempts=1)
-        async def odd(job: jobq.Job, args: Number) -> None:
-            misbehave(args)
-    else:
+    def misbehave_in_a_thread(job: jobq.Job, args: Number) -> None:
+        misbehave(args)
 
-        @jobs.handler("odd", max_attempts=1)
-        def odd(job: jobq.Job, args: Number) -> None:
-            misbehave(args)
+    odd = jobs.handler("odd", max_attempts=1)(
+        misbehave_on_the_loop if mode == "async" else misbehave_in_a_thread
+    )
+    assert odd.mode == mode
 
     async with working(dsn, jobs) as bench:
         count = len(_EXCEPTIONS) + 5
-        enqueued = await bench.client.enqueue_many(jobq.NewJob(jobs.lookup("odd"), Number(n)) for n in range(count))
+        enqueued = await bench.client.enqueue_many(jobq.NewJob(odd, Number(n)) for n in range(count))
         rows = [await bench.ended(job.id) for job in enqueued]
         for job, row, error in zip(enqueued, rows, _EXCEPTIONS, strict=False):
             assert row["state"] == "discarded"

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Number:
     n: int
+
+
+def has_claimed(worker: jobq.Worker) -> bool:
+    return worker.stats().claimed > 0
+
+
+def has_length(values: list[int], length: int) -> bool:
+    return len(values) == length
 
 
 async def test_s18_a_grace_too_short_leaves_nothing_running(dsn: str) -> None:
@@ -62,7 +71,7 @@ async def test_s18_an_outcome_that_is_being_written_when_the_stop_comes_is_kept(
     for _ in range(10):
         async with working(dsn, jobs) as bench:
             await bench.client.enqueue_many(jobq.NewJob(quick, Number(n)) for n in range(200))
-            await eventually_async(lambda bench=bench: bench.worker.stats().claimed > 0)
+            await eventually_async(partial(has_claimed, bench.worker))
             report = await bench.stop()
             done += report.completed
             rows = bench.rows("select state, count(*) as n from jobq.jobs group by 1")
@@ -167,7 +176,7 @@ async def test_s25_orderly_deploys_use_no_attempt(dsn: str) -> None:
         async with working(dsn, jobs) as bench:
             if deploy == 0:
                 job_id = (await bench.client.enqueue(slow, Number(1))).id
-            await eventually_async(lambda deploy=deploy: len(starts) == deploy + 1)
+            await eventually_async(partial(has_length, starts, deploy + 1))
             await bench.stop(grace_s=0)
             row = bench.job(job_id)
             assert (row["state"], row["failures"], row["crashes"]) == ("ready", 0, 0)

@@ -35,8 +35,9 @@ class Bench:
 
     def rows(self, sql: str, *params: object) -> list[dict[str, Any]]:
         """Run one query on a connection of its own."""
-        with psycopg.connect(self.dsn, autocommit=True, row_factory=dict_row) as connection:
-            return connection.execute(sql, params).fetchall()  # type: ignore[call-overload, no-any-return]
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            cursor = connection.cursor(row_factory=dict_row)
+            return cursor.execute(sql.encode(), params).fetchall()
 
     def job(self, job_id: int) -> dict[str, Any]:
         """Return the job's line of the view ``jobs``."""
