@@ -1,7 +1,7 @@
 """Plans of the hot statements on large tables, whatever the statistics say.
 
 Statistics are taken when all is well, or at the worst moment: the tables are empty but for dead rows
-that a pinned horizon keeps, so that the planner takes 200,000 rows for one.
+that a pinned horizon keeps, so that the planner takes thousands of rows for one.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     from jobq.embedded import Databases, EmbeddedPostgres
 
-ROWS: Final = 200_000
+ROWS: Final = 50_000
 BATCH: Final = 100
 WORKER: Final = 1
 HOT: Final = ("job", "ready", "scheduled", "running", "finished", "attempt_error", "unique_key")
 KEYS: Final = [n.to_bytes(16, "big") for n in range(1, BATCH + 1)]
 FENCES: Final = [(3 * ROWS + n, 1) for n in range(1, BATCH + 1)]
 
-# Ids: ready, scheduled, finished, running, each with its own 200,000.
+# Ids: ready, scheduled, finished, running, each with its own 50,000; the payloads are 200,000.
 FILL: Final = """
 insert into jobq.job (id, kind, args, max_attempts, unique_key)
     select n, 'noop', '{"to": "somebody"}', 25,

@@ -307,7 +307,7 @@ def over(store: Storage) -> type[RuleBasedStateMachine]:
     return Bound
 
 
-SETTINGS: Final = settings(max_examples=100, stateful_step_count=40, deadline=None, print_blob=False)
+SETTINGS: Final = settings(max_examples=60, stateful_step_count=40, deadline=None, print_blob=False)
 
 
 @pytest.fixture
