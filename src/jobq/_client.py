@@ -6,7 +6,6 @@ Each verb checks its values, and runs an operation that is written once (`_enque
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
@@ -21,7 +20,16 @@ from jobq._client_base import ClientBase, documented_by
 from jobq._driver_errors import DRIVER_ERRORS, map_error
 from jobq._operate import cancel_job, get_job, job_errors, retry_job
 from jobq._operation import atomic, run, run_async
-from jobq._pools import AsyncPool, OwnAsyncPool, OwnPool, SyncPool, take, take_async
+from jobq._pools import (
+    AsyncPool,
+    OwnAsyncPool,
+    OwnPool,
+    SyncPool,
+    put_back,
+    put_back_async,
+    take,
+    take_async,
+)
 from jobq._postgres import (
     AsyncCursor,
     SyncCursor,
@@ -125,14 +133,14 @@ class AsyncClient(ClientBase[AsyncPool, AsyncCursor]):
     async def _run(self, operation: Operation[T]) -> T:
         """Run an operation on a connection of the pool."""
         self._check_open()
-        pool = self.pool
+        pool = self._own or self._given
+        assert pool is not None
         try:
             connection = await take_async(pool)
             try:
                 return await self._run_on(connection, operation)
             finally:
-                # Shielded: cancelled here, the pool would lose the connection.
-                await asyncio.shield(pool.putconn(connection))
+                await put_back_async(pool, connection)
         except DRIVER_ERRORS as error:
             raise map_error(error) from error
 
@@ -227,7 +235,8 @@ class AsyncClient(ClientBase[AsyncPool, AsyncCursor]):
         """Make many jobs in one statement: all or none.
 
         Args:
-            jobs: tens of thousands of them will do; 256 MiB of arguments at the most.
+            jobs: tens of thousands of them will do; a million, or 250 million characters of
+                arguments and options, at the most.
             tx: see :meth:`enqueue`.
 
         Returns:
@@ -344,13 +353,14 @@ class Client(ClientBase[SyncPool, SyncCursor]):
     def _run(self, operation: Operation[T]) -> T:
         """Run an operation on a connection of the pool."""
         self._check_open()
-        pool = self.pool
+        pool = self._own or self._given
+        assert pool is not None
         try:
             connection = take(pool)
             try:
                 return self._run_on(connection, operation)
             finally:
-                pool.putconn(connection)
+                put_back(pool, connection)
         except DRIVER_ERRORS as error:
             raise map_error(error) from error
 

@@ -76,6 +76,7 @@ def text_params(params: Sequence[Any]) -> list[str | bytes | None]:
 _WRITERS: Final[dict[type, Callable[[Any], str | bytes]]] = {
     int: int.__repr__,
     float: float.__repr__,
+    bool: ("f", "t").__getitem__,
     list: array_literal,
 }
 
