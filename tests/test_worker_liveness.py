@@ -262,7 +262,7 @@ async def test_a_start_that_fails_half_way_leaves_no_lease_behind(
         message = "away"
         raise jobq.DatabaseUnavailable(message)
 
-    monkeypatch.setattr("jobq._worker.worker.restamp", fail)
+    monkeypatch.setattr("jobq._worker.parts.restamp", fail)
     async with jobq.AsyncClient(dsn) as client:
         with pytest.raises(jobq.DatabaseUnavailable, match="away"):
             await jobq.Worker(client, jobq.Jobs()).run(handle_signals=False)

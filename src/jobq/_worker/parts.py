@@ -1,0 +1,231 @@
+"""The parts of one run, how they hang together, and what they tell each other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from jobq import __version__
+from jobq._claim import restamp
+from jobq._duties import Registration
+from jobq._worker.completer import Completer
+from jobq._worker.discards import DiscardNotices
+from jobq._worker.duties import Promoter, Rescuer
+from jobq._worker.execution import StopReason
+from jobq._worker.executor import Executor
+from jobq._worker.fetcher import Fetcher
+from jobq._worker.lease import Identity, Lease, LoopWatch
+from jobq._worker.lines import Line
+from jobq._worker.link import Link
+from jobq._worker.listener import Listener
+from jobq._worker.report import WorkerReport
+from jobq._worker.stats import Counters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from jobq._client import AsyncClient
+    from jobq._duties import Rescued
+    from jobq._jobs import Jobs
+    from jobq._outcomes import Settlement
+    from jobq._worker.config import WorkerConfig
+    from jobq._worker.execution import Execution
+    from jobq._worker.outcome import Completion, Outcome
+
+logger = logging.getLogger("jobq.worker")
+
+# With what a link and the lease grant a silent server, they add up to less than grace + 5 s.
+_LAST_WORDS_S: Final = 1.5  # for recording outcomes at the very end, whatever the database does
+_CLAIM_ANSWER_S: Final = 0.5  # for a claim that is under way, before the link itself gives it up
+CANCEL_S: Final = 1.5  # for cancelled handlers to end, side by side with the claim
+
+
+class Parts:
+    """The parts of one run and how they hang together."""
+
+    def __init__(
+        self, client: AsyncClient, jobs: Jobs, config: WorkerConfig, on_register: Callable[[int], None]
+    ) -> None:
+        schema, conninfo, notify = client.schema, client.conninfo, client.notify
+        self._schema = schema
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self.config = config
+        self.counters = Counters()
+        self.lines = [Line(queue, slots, config) for queue, slots in config.queues.items()]
+        limit_s = config.answer_limit_s
+        self._claims = Link(conninfo, schema, f"jobq claims {self.name}", limit_s)
+        self._outcomes = Link(conninfo, schema, f"jobq outcomes {self.name}", limit_s)
+        self._duties = Link(conninfo, schema, f"jobq duties {self.name}", limit_s)
+        listening = Link(client.listen_dsn or conninfo, schema, f"jobq listener {self.name}", limit_s)
+        registration = Registration(
+            0,
+            self.name,
+            socket.gethostname(),
+            os.getpid(),
+            __version__,
+            list(config.queues),
+            list(jobs.kinds),
+        )
+        self.lease = Lease(conninfo, schema, registration, config, on_register, self._lease_ended)
+        self.executor = Executor(config, self.lease, self.lines, self.counters, self._outcome, self._room)
+        self.completer = Completer(
+            self._outcomes,
+            schema,
+            self.name,
+            config,
+            self.counters,
+            self._recorded,
+            self._discarded,
+            notify=notify,
+        )
+        self.listener = Listener(listening, self._duties, schema, self._news)
+        self.fetcher = Fetcher(
+            self._claims,
+            schema,
+            jobs,
+            self.lines,
+            self.lease,
+            self.executor,
+            self.completer,
+            self.listener,
+            self.counters,
+        )
+        self._promoter = Promoter(self._duties, schema, config, self.counters, self._news, notify=notify)
+        self._rescuer = Rescuer(
+            self._duties, schema, config, self.counters, self.lease, self._rescued_discards
+        )
+        self._notices = DiscardNotices(self._duties, schema, jobs)
+        self._links = (self._claims, self._outcomes, self._duties, listening)
+        self._claiming: list[asyncio.Task[None]] = []
+        self._serving: list[asyncio.Task[None]] = []
+        self.is_clogged = False
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """The tasks that must not end by themselves."""
+        return [*self._claiming, *self._serving]
+
+    async def start(self) -> None:
+        """Take a lease and set everything going."""
+        loop = asyncio.get_running_loop()
+        watch = LoopWatch(
+            loop, threading.get_ident(), lambda: self.executor.last_tick, self.executor.blocking_job
+        )
+        await asyncio.to_thread(self.lease.start, watch)
+        try:
+            await self._restamp()
+        except BaseException:
+            self.executor.close()
+            await asyncio.to_thread(self.lease.stop)
+            await self._claims.close()
+            raise
+        self._serving = [_task(self.completer.run()), _task(self.executor.tick())]
+        self._claiming = [
+            _task(part.run()) for part in (self.fetcher, self.listener, self._promoter, self._rescuer)
+        ]
+
+    async def _restamp(self) -> None:
+        for line in self.lines:
+            count = await self._claims.run(restamp(self._schema, line.queue))
+            if count:
+                logger.warning("%d jobs of %r came from another cluster: stamped anew", count, line.queue)
+
+    async def stop_claiming(self) -> None:
+        """Claim nothing more, and give back what was claimed and not started."""
+        self.executor.stop_starting()
+        fetching, *others = self._claiming
+        for task in others:
+            task.cancel()
+        self.fetcher.is_stopping = True
+        self.fetcher.note_room()
+        # A claim that is under way gets a moment to answer; what it takes goes back at once.
+        await asyncio.wait([fetching], timeout=_CLAIM_ANSWER_S)
+        fetching.cancel()
+        await asyncio.gather(*self._claiming, return_exceptions=True)
+        self._claiming = []
+        for line in self.lines:
+            self.executor.give_back_held(line)
+
+    async def finish(self, *, ends_process: bool) -> WorkerReport:
+        """Record what can be recorded, say goodbye, close everything."""
+        left = tuple(execution.job.id for execution in self.executor.running)
+        if ends_process:
+            self.executor.record_overruns()
+        self.executor.close()
+        flush = _task(self.completer.flushed())
+        await asyncio.wait([flush], timeout=_LAST_WORDS_S)
+        if not flush.done():
+            for link in self._links:
+                link.give_up()  # nobody waits for its answers any longer
+        for task in (flush, *self.tasks):
+            task.cancel()
+        await asyncio.gather(flush, *self.tasks, return_exceptions=True)
+        unrecorded = self.completer.pending
+        if left and not ends_process:
+            logger.error(
+                "handlers of jobs %s would not stop; their jobs stay leased until they end", list(left)
+            )
+            self.lease.linger(lambda: not self.executor.has_live_handlers())
+        else:
+            await asyncio.to_thread(self.lease.stop)
+        await asyncio.gather(*(link.close() for link in self._links), return_exceptions=True)
+        return WorkerReport(
+            self.counters.completed, self.counters.settled["ready"], left, unrecorded, self.is_clogged
+        )
+
+    def stats(self) -> WorkerStats:
+        """Return what the parts are doing and have done."""
+        counters = self.counters
+        return WorkerStats(
+            running=len(self.executor.running),
+            held=sum(len(line.held) for line in self.lines),
+            stuck=sum(line.stuck for line in self.lines),
+            claimed=counters.claimed,
+            completed=counters.completed,
+            settled=dict(counters.settled),
+            lost_leases=counters.lost_leases,
+            promoted=counters.promoted,
+            rescued=counters.rescued,
+            unrecorded=self.completer.pending,
+            uncertain=counters.uncertain,
+            renewals=self.lease.renewals,
+            listening=self.listener.hears,
+        )
+
+    # What the parts tell each other
+
+    def _outcome(self, execution: Execution, outcome: Completion | Settlement) -> None:
+        if execution is self.executor.suspect:
+            self.executor.suspect = None
+            self.fetcher.note_news(None)  # for other suspects may have been left alone
+        self.completer.add(execution.identity.id, outcome)
+
+    def _recorded(self, worker_id: int, outcomes: Sequence[Outcome]) -> None:
+        for identity in self.lease.identities:
+            if identity.id == worker_id:
+                identity.known.difference_update((o.job_id, o.attempt) for o in outcomes)
+
+    def _room(self) -> None:
+        self.fetcher.note_room()
+
+    def _news(self, queue: str | None) -> None:
+        self.fetcher.note_news(queue)
+
+    def _lease_ended(self, identity: Identity) -> None:
+        for execution in list(self.executor.running):
+            if execution.identity is identity:
+                self.executor.stop(execution, StopReason.LEASE)
+
+    async def _discarded(self, settlements: Sequence[Settlement]) -> None:
+        await self._notices.tell([settlement.job_id for settlement in settlements])
+
+    async def _rescued_discards(self, rescued: Sequence[Rescued]) -> None:
+        await self._notices.tell([job.job_id for job in rescued])
+
+
+def _task(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    return asyncio.create_task(coroutine)
