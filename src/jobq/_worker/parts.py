@@ -22,7 +22,7 @@ from jobq._worker.lease import Identity, Lease, LoopWatch
 from jobq._worker.lines import Line
 from jobq._worker.link import Link
 from jobq._worker.listener import Listener
-from jobq._worker.report import WorkerReport
+from jobq._worker.report import WorkerReport, WorkerStats
 from jobq._worker.stats import Counters
 
 if TYPE_CHECKING:
