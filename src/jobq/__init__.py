@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         Error,
         JobConflict,
         JobNotFound,
-            Permanent,
+        Permanent,
         Retry,
         SchemaError,
         SchemaMissing,
