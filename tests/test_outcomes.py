@@ -6,7 +6,6 @@ and inside the server, where it waits with the snapshot of the old days.
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -313,22 +312,6 @@ def test_results_go_to_their_own_jobs(store: Storage) -> None:
         (None,),
     ]
     assert store.sql("select result::text from jobq.finished order by job_id")[2] == ("null",)
-
-
-def test_the_cost_of_a_result_does_not_grow_with_the_others_of_its_batch(store: Storage) -> None:
-    """Parsed once for each job, the document of all results made 400 jobs 100 times dearer than 40."""
-    seconds: dict[int, float] = {}
-    for count in (40, 400):
-        best = []
-        for _ in range(3):
-            store.enqueue(count)
-            jobs = store.claim(OLD, count)
-            results = {job.job_id: f'"{"x" * 4000}"' for job in jobs}
-            started = time.perf_counter()
-            store.run(complete(SCHEMA, OLD, [(job.job_id, job.attempt) for job in jobs], results))
-            best.append(time.perf_counter() - started)
-        seconds[count] = min(best)
-    assert seconds[400] < 40 * seconds[40]
 
 
 def test_the_results_of_a_batch_are_parsed_once(store: Storage) -> None:
