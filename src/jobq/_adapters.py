@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from psycopg.pq import TransactionStatus
 
 from jobq._driver_errors import map_error
-from jobq._errors import TransactionError
+from jobq._errors import Error, TransactionError
 from jobq._operation import Call, Row, Rows
 from jobq._postgres import async_cursor, execute, execute_async, sync_cursor, text_params
 
@@ -156,6 +156,8 @@ def _on_sqlalchemy(tx: Any, call: Call) -> Rows:
         sql, values = _sqlalchemy_call(connection.dialect, call)
         result = connection.exec_driver_sql(sql, values)
         return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
+    except Error:
+        raise  # ours already: another dialect
     except Exception as error:
         raise map_error(error) from error
 
@@ -179,6 +181,8 @@ async def _on_async_sqlalchemy(tx: Any, call: Call) -> Rows:
     try:
         connection = tx if hasattr(tx, "exec_driver_sql") else await tx.connection()
         rows: Rows = await connection.run_sync(_on_sqlalchemy, call)
+    except Error:
+        raise  # mapped already
     except Exception as error:
         raise map_error(error) from error
     return rows

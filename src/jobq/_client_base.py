@@ -33,9 +33,9 @@ P = TypeVar("P", bound="AsyncConnectionPool[Any] | ConnectionPool[Any]")
 C = TypeVar("C")
 _F = TypeVar("_F", bound="Callable[..., object]")
 
-# A call's arguments become one array parameter, and a value in PostgreSQL ends at 1 GiB: this many
+# A call is one message to the server, and each column of it one array: both end at 1 GiB. This many
 # characters stay below it whatever they are (4 bytes of UTF-8, or a backslash before each).
-MAX_CALL_CHARACTERS: Final = 256 * 1024 * 1024
+MAX_CALL_CHARACTERS: Final = 250_000_000
 MAX_CALL_JOBS: Final = 1_000_000
 
 _MAX_CURSORS: Final = 100
@@ -181,10 +181,13 @@ class ClientBase(Generic[P, C]):
                 "transaction if they belong together"
             )
         prepared = prepare_many(first, self._defaults, self._args_limit)
-        size = sum(len(text) for _, text, _ in prepared)
+        size = sum(len(text) for _, text, _ in prepared) + sum(
+            len(resolved.meta or "") + len(resolved.tags or "") + len(resolved.unique_name or "")
+            for _, _, resolved in prepared
+        )
         if size > MAX_CALL_CHARACTERS:
             raise ConfigError(
-                f"enqueue_many: {size:,} characters of arguments in one call, and at most "
+                f"enqueue_many: {size:,} characters of arguments, meta, tags and keys in one call, at most "
                 f"{MAX_CALL_CHARACTERS:,}: make several calls, in one transaction if they belong together"
             )
         rows = [JobRow(name, text, *resolved) for name, text, resolved in prepared]
