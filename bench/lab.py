@@ -216,11 +216,13 @@ def open_lab(pin: Pin, size: Size, bin_dir: Path | None = None, niceness: int = 
 
 
 @contextlib.contextmanager
-def _folder_on_disk() -> Iterator[Path]:
-    """Make a temporary folder where fsync means something, if there is such a place."""
-    places = [Path(tempfile.gettempdir()), Path("/var/tmp")]
-    on_disk = [place for place in places if place.is_dir() and filesystem_of(place) not in _IN_MEMORY]
-    folder = Path(tempfile.mkdtemp(prefix="jobq-bench-", dir=(on_disk or places)[0]))
+def _folder_on_disk() -> Iterator[Path | None]:
+    """Yield where fsync means something; ``None`` when that is so of the server's own choice."""
+    elsewhere = Path("/var/tmp")
+    if filesystem_of(Path(tempfile.gettempdir())) not in _IN_MEMORY or not elsewhere.is_dir():
+        yield None  # a temporary folder that is swept away even when this process is killed
+        return
+    folder = Path(tempfile.mkdtemp(prefix="jobq-bench-", dir=elsewhere))
     try:
         yield folder
     finally:
