@@ -420,8 +420,8 @@ async def test_a_key_that_another_transaction_holds_is_waited_for_and_its_holder
 
             def commit_when_waited_for() -> None:
                 eventually(lambda: db.execute(_WAITERS).fetchone() == (1,))
+                committed.set()  # before it: who waits may be quicker than our next line
                 other.commit()
-                committed.set()
 
             thread = threading.Thread(target=commit_when_waited_for)
             thread.start()
