@@ -298,6 +298,48 @@ print("done", flush=True)
     assert rows == [("child", 4), ("parent", 101)]
 
 
+def test_s79_async_clients_and_given_pools_refuse_in_a_child_too(
+    dsn: str, db: psycopg.Connection[Any], spawn_python: SpawnPython
+) -> None:
+    code = f"""
+import asyncio, os, warnings, jobq, psycopg
+from psycopg_pool import AsyncConnectionPool
+warnings.simplefilter("ignore", DeprecationWarning)
+
+async def refused(client):
+    try:
+        await client.enqueue("child", {{}})
+    except jobq.ClientClosed as error:
+        assert "fork" in str(error)
+    else:
+        os._exit(9)
+    async with await psycopg.AsyncConnection.connect({dsn!r}) as own:
+        await client.enqueue("child", {{}}, tx=own)  # on a connection of the child's
+
+async def main(client):
+    await client.enqueue("parent", {{}})
+    pid = os.fork()
+    if pid == 0:
+        asyncio.run(refused(client))
+        os._exit(0)
+    await client.enqueue("parent", {{}})
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    await client.enqueue("parent", {{}})
+
+async def both():
+    async with jobq.AsyncClient({dsn!r}) as client:
+        await main(client)
+    async with AsyncConnectionPool({dsn!r}, min_size=1, open=False) as pool, jobq.AsyncClient(pool) as client:
+        await main(client)
+
+asyncio.run(both())
+"""
+    process = spawn_python("-c", code)
+    assert process.wait(60) == 0, process.output
+    rows = db.execute("select kind, count(*) from jobq.job group by 1 order by 1").fetchall()
+    assert rows == [("child", 2), ("parent", 6)]
+
+
 def test_a_client_that_is_not_open_says_so(dsn: str) -> None:
     client = jobq.Client(dsn)
     with pytest.raises(jobq.ClientClosed, match="with"):

@@ -300,8 +300,15 @@ def test_a_call_has_a_bound_in_jobs_and_in_characters(
             client.enqueue_many(endless)
         with pytest.raises(jobq.ConfigError, match="at most 1,000"):
             client.enqueue_many([jobq.NewJob("k", {"a": "x" * 200})] * 5)
+        for beside in ({"meta": {"a": "x" * 200}}, {"tags": ["x" * 100] * 3}, {"unique": "x" * 200}):
+            with pytest.raises(jobq.ConfigError, match="at most 1,000"):
+                client.enqueue_many(jobq.NewJob("k", {}, **_another(beside, n)) for n in range(6))
         assert len(client.enqueue_many([jobq.NewJob("k", {"a": "x" * 90})] * 10)) == 10
     assert db.execute("select count(*) from jobq.job").fetchone() == (10,)
+
+
+def _another(options: dict[str, Any], n: int) -> Any:
+    return {"unique": f"{n}{options['unique']}"} if "unique" in options else options
 
 
 def test_the_limit_of_arguments_is_the_clients(dsn: str) -> None:
