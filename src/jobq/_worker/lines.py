@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _RUN_TIME_WEIGHT: Final = 0.2  # of the newest run in the moving mean
 _UNKNOWN_RUN_TIME_S: Final = 1.0  # until something has run: hold nothing
 _FIRST_POLL_S: Final = 0.01  # after a claim that found too little; doubled up to the poll interval
-_ARM_FROM_S: Final = 0.04  # an interval from which a notification is worth its price
+_ARM_FROM_S: Final = 0.02  # an interval from which a notification is worth its price
 _MAX_CLAIM: Final = 500
 _HELD_TOO_LONG_FACTOR: Final = 8  # of the horizon: the run times were misjudged, give the jobs back
 

@@ -20,17 +20,23 @@
 -- Lock order, everywhere: rows of one hot table in ctid order; tables in the order ready,
 -- scheduled, running, finished; unique keys in key order, before any of these.
 
+-- Domains, where a table is written on the hot path: PostgreSQL compiles a table's CHECKs anew for each
+-- statement (1.8 µs each, 17 of a single enqueue's 100), and a domain's once a session. Counters and
+-- what only our own statements write are left to those.
+create domain {schema}.short_name as text check (octet_length(value) between 1 and 128);
+create domain {schema}.priority as smallint check (value between -9 and 9);
+
 create sequence {schema}.job_id_seq as bigint;
 
 create table {schema}.job (
     id           bigint primary key,
-    kind         text not null check (octet_length(kind) between 1 and 128),
+    kind         {schema}.short_name not null,
     args         jsonb not null,
     max_attempts integer not null check (max_attempts between 1 and 32767),
-    timeout_s    double precision check (timeout_s > 0),
+    timeout_s    double precision,
     created_at   timestamptz not null default statement_timestamp(),
     expires_at   timestamptz,
-    unique_key   bytea check (octet_length(unique_key) = 16),
+    unique_key   bytea,
     unique_name  text,
     meta         jsonb,
     tags         text[]
@@ -46,11 +52,11 @@ create table {schema}.ready (
     -- The lane's order: one snapshot tells which of these are decided, so a worker can know
     -- exactly how far nothing more can appear (see the low-water mark in DESIGN.md).
     xid       xid8 not null default pg_current_xact_id(),
-    queue     text not null check (octet_length(queue) between 1 and 128),
-    priority  smallint not null check (priority between -9 and 9),
-    attempt   integer not null default 0 check (attempt >= 0),
-    failures  integer not null default 0 check (failures >= 0),
-    crashes   integer not null default 0 check (crashes >= 0),
+    queue     {schema}.short_name not null,
+    priority  {schema}.priority not null,
+    attempt   integer not null default 0,
+    failures  integer not null default 0,
+    crashes   integer not null default 0,
     ready_at  timestamptz not null default statement_timestamp(),
     primary key (job_id, attempt)
 ) with (
@@ -67,11 +73,11 @@ create table {schema}.scheduled (
     job_id    bigint not null,
     run_at    timestamptz not null,
     reason    text not null check (reason in ('scheduled', 'retry', 'snooze', 'unknown kind', 'crash', 'suspect')),
-    queue     text not null check (octet_length(queue) between 1 and 128),
-    priority  smallint not null check (priority between -9 and 9),
-    attempt   integer not null default 0 check (attempt >= 0),
-    failures  integer not null default 0 check (failures >= 0),
-    crashes   integer not null default 0 check (crashes >= 0),
+    queue     {schema}.short_name not null,
+    priority  {schema}.priority not null,
+    attempt   integer not null default 0,
+    failures  integer not null default 0,
+    crashes   integer not null default 0,
     primary key (job_id, attempt)
 ) with (
     autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000,
@@ -86,9 +92,9 @@ create table {schema}.running (
     claimed_at timestamptz not null default statement_timestamp(),
     queue      text not null,
     priority   smallint not null,
-    attempt    integer not null check (attempt >= 1),
-    failures   integer not null check (failures >= 0),
-    crashes    integer not null check (crashes >= 0),
+    attempt    integer not null,
+    failures   integer not null,
+    crashes    integer not null,
     -- No index on worker_id, on purpose: it would cost each claim and serve only the rare sweep.
     primary key (job_id, attempt)
 ) with (
