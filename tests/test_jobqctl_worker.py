@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from jobq._worker.exit_codes import AT_ONCE_S
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def test_s24_a_second_signal_ends_at_once_and_the_job_is_claimable(stage: Stage,
     stage.await_runs(job_id)
     supervisor.terminate()
     supervisor.wait_for_output("SIGTERM: stopping")
+    time.sleep(2 * AT_ONCE_S)  # sooner it would be taken for the same signal
     again_at = time.monotonic()
     supervisor.terminate()
     assert supervisor.wait(5.0) == 128 + signal.SIGTERM, supervisor.output

@@ -538,3 +538,39 @@ async def test_a_worker_full_of_stuck_handlers_stops_and_says_so(dsn: str) -> No
         assert sorted(report.left_running) == sorted(job.id for job in stuck)
     finally:
         release.set()
+
+
+async def test_a_failure_is_logged_with_what_becomes_of_the_job(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("fails", max_attempts=2, backoff=SOON)
+    async def fails(job: jobq.Job, args: Number) -> None:
+        raise ValueError("no")
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(fails, Number(1))
+        await bench.ended(job.id)
+    lines = [
+        (record.levelname, record.getMessage()) for record in caplog.records if "fails" in record.getMessage()
+    ]
+    assert [level for level, _ in lines] == ["WARNING", "ERROR"]
+    assert "ValueError: no; it is retried in" in lines[0][1]
+    assert "it is discarded" in lines[1][1]
+    assert "raise ValueError" in lines[1][1]
+
+
+@pytest.mark.parametrize(("signal", "value"), [(jobq.Retry, timedelta(1)), (jobq.Snooze, 5)])
+def test_a_signal_that_cannot_be_meant_is_refused(signal: Any, value: object) -> None:
+    with pytest.raises(jobq.ConfigError):
+        signal(value)
+
+
+def test_cancelled_is_true_or_false() -> None:
+    from jobq.testing import make_job
+
+    job = make_job()
+    assert not job.cancelled
+    job.cancelled.set()
+    assert job.cancelled

@@ -31,6 +31,7 @@ jobq catches it and nobody else ever sees it::
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import cast
 
 
 class Error(Exception):
@@ -118,6 +119,11 @@ class Signal(Exception):
     """Root of what a handler raises to say what becomes of its job."""
 
 
+def _check_wait(what: str, wait: object) -> None:
+    if not isinstance(wait, timedelta):
+        raise ConfigError(f"{what}: a timedelta, not {wait!r}")
+
+
 class Permanent(Signal):
     """Fail for good: the job is discarded now, whatever retries it has left.
 
@@ -142,6 +148,9 @@ class Retry(Signal):
 
     def __init__(self, reason: str = "", *, after: timedelta | None = None) -> None:
         super().__init__(reason)
+        if not isinstance(cast("object", reason), str):
+            raise ConfigError(f"Retry({reason!r}): the first argument is the reason; say Retry(after=…)")
+        _check_wait("Retry(after=…)", after or timedelta(0))
         if after is not None and after < timedelta(0):
             raise ConfigError(f"Retry(after={after!r}): a wait is 0 or more")
         self.reason = reason
@@ -157,6 +166,7 @@ class Snooze(Signal):
 
     def __init__(self, delay: timedelta) -> None:
         super().__init__(f"snoozed for {delay}")
+        _check_wait("Snooze(…)", delay)
         if delay < timedelta(0):
             raise ConfigError(f"Snooze({delay!r}): a wait is 0 or more")
         self.delay = delay

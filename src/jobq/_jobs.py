@@ -181,6 +181,8 @@ class Jobs:
             ConfigError: something of it cannot work; the message names it.
             DuplicateKind: the kind or an alias is declared here already.
         """
+        if callable(cast("object", kind)) and not isinstance(cast("object", kind), JobType):
+            raise ConfigError(f'handler({kind!r}): is it written without ()? Write @jobs.handler("kind")')
 
         def declare(fn: Callable[[Job, Any], Any]) -> Handler[Any, Any]:
             if not callable(fn):

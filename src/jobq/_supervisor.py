@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from jobq._aftercare import Aftercare, Estate
 from jobq._child import Child
-from jobq._worker.exit_codes import EXIT_BLOCKED, EXIT_CONFIG, EXIT_LINGERING, FAST_EXIT_BASE
+from jobq._worker.exit_codes import AT_ONCE_S, EXIT_BLOCKED, EXIT_CONFIG, EXIT_LINGERING, FAST_EXIT_BASE
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -128,6 +128,7 @@ class Supervisor:
         self._is_stopping = False
         self._kill_at = self._end_at = math.inf
         self._signals: list[int] = []
+        self._signalled_at = float("-inf")
         self._handled_signals = 0
         self._exit_code = 0
 
@@ -234,8 +235,12 @@ class Supervisor:
                     signal.signal(number, handler)
 
     def _note_signal(self, number: int, _frame: FrameType | None) -> None:
-        if number != signal.SIGCHLD:
+        if number == signal.SIGCHLD:
+            return
+        now = time.monotonic()
+        if not self._signals or number != self._signals[-1] or now - self._signalled_at >= AT_ONCE_S:
             self._signals.append(number)
+            self._signalled_at = now
 
     # End
 

@@ -112,6 +112,13 @@ class JobInfo:
     result: object
 
 
+class StopFlag(threading.Event):
+    """An event that is also true or false: ``if job.cancelled:`` and ``job.cancelled.wait(5)`` both do."""
+
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+
 @final
 class Job:
     """The attempt that a handler is running. Read-only.
@@ -176,7 +183,7 @@ class Job:
         self._created = created
         self._meta = meta
         self._tags = tags
-        self._cancelled: threading.Event | None = None
+        self._cancelled: StopFlag | None = None
 
     @property
     def created_at(self) -> datetime:
@@ -194,15 +201,15 @@ class Job:
         return tuple(self._tags or ())
 
     @property
-    def cancelled(self) -> threading.Event:
-        """Set when this attempt should stop: time limit, shutdown, lost lease.
+    def cancelled(self) -> StopFlag:
+        """True when this attempt should stop: time limit, shutdown, lost lease.
 
         An asyncio handler is cancelled and need not look. A sync handler in a thread cannot be
-        stopped from outside, so a long one asks ``job.cancelled.is_set()`` now and then, or
-        waits with ``job.cancelled.wait(seconds)`` instead of sleeping.
+        stopped from outside, so a long one asks ``if job.cancelled:`` now and then, or waits with
+        ``job.cancelled.wait(seconds)`` instead of sleeping.
         """
         if self._cancelled is None:
-            self._cancelled = threading.Event()
+            self._cancelled = StopFlag()
         return self._cancelled
 
     def fields(self) -> tuple[Any, ...]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from jobq._errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DEFAULT_SLOTS: Final = 20
 _RENEWALS_A_LEASE: Final = 3  # so that one renewal may fail or be late and two still come in time
@@ -68,6 +66,7 @@ class WorkerConfig:
     exit_when_blocked: bool = True
 
     def __post_init__(self) -> None:
+        self._check_types()
         self._check_queues()
         for name in ("lease", "heartbeat", "poll", "promote_interval", "rescue_interval", "prefetch_horizon"):
             _require(getattr(self, name) > timedelta(0), name, "longer than 0")
@@ -86,6 +85,16 @@ class WorkerConfig:
     def answer_limit_s(self) -> float:
         """Seconds after which a silent server is given up: there is time for a second try in a lease."""
         return min(_LONGEST_ANSWER_S, max(_SHORTEST_ANSWER_S, self.lease.total_seconds() / 3))
+
+    def _check_types(self) -> None:
+        for setting in fields(self):
+            value: object = getattr(self, setting.name)
+            if setting.name == "queues":
+                _require(isinstance(value, Mapping), "queues", "slots by queue, such as {'default': 20}")
+            elif isinstance(setting.default, timedelta):
+                _require(isinstance(value, timedelta), setting.name, f"a timedelta, not {value!r}")
+            else:
+                _require(isinstance(value, int), setting.name, f"a whole number, not {value!r}")
 
     def _check_queues(self) -> None:
         _require(len(self.queues) >= 1, "queues", "at least one queue, such as {'default': 20}")

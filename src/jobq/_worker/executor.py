@@ -24,6 +24,7 @@ from jobq._worker.threads import ThreadRunner
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from jobq._types import Job
     from jobq._worker.config import WorkerConfig
     from jobq._worker.lease import Lease
     from jobq._worker.lines import Line
@@ -92,7 +93,9 @@ class Executor:
                 None if handler.mode == "process" else handler.decode(execution.claimed.args or "null")
             )
         except ArgumentsDecodeError as error:
-            self._on_outcome(execution, on_exception(execution.job, error, handler.backoff))
+            outcome = on_exception(execution.job, error, handler.backoff)
+            _log_failure(execution.job, outcome)
+            self._on_outcome(execution, outcome)
             return
         execution.line.running += 1
         self.running.add(execution)
@@ -133,7 +136,10 @@ class Executor:
         else:
             line.running -= 1
         line.note_run(time.monotonic() - execution.started_at)
-        self._on_outcome(execution, self._decide(execution, result, error))
+        outcome = self._decide(execution, result, error)
+        if isinstance(outcome, Settlement) and outcome.failure is not None:
+            _log_failure(execution.job, outcome)
+        self._on_outcome(execution, outcome)
         if line.held:
             self.fill(line)
         if len(line.held) <= line.refill_at:
@@ -279,6 +285,19 @@ class Executor:
         """Let idle threads and processes go."""
         self._threads.close()
         self._processes.close()
+
+
+def _log_failure(job: Job, outcome: Settlement) -> None:
+    """Say that an attempt failed: a warning when it is retried, an error with its traceback at the end."""
+    failure = outcome.failure
+    if failure is None:
+        return
+    extra = {"job_id": job.id, "kind": job.kind, "queue": job.queue, "attempt": job.attempt}
+    what = f"job {job.id} ({job.kind}) attempt {job.attempt}: {failure.type}: {failure.message[:500]}"
+    if outcome.to == "scheduled":
+        logger.warning("%s; it is retried in %.1f s", what, outcome.delay_s, extra=extra)
+    else:
+        logger.error("%s; it is discarded\n%s", what, failure.traceback, extra=extra)
 
 
 def _traceback_of(error: BaseException | None) -> str:

@@ -18,5 +18,8 @@ EXIT_CONFIG: Final = 78
 """The application could not be loaded, or its settings cannot work. Nothing was claimed; starting again
 would end the same way, so the supervisor gives up unless the application has worked before."""
 
+AT_ONCE_S: Final = 0.3
+"""Two signals within this time are one: a launcher often signals the process, and then its whole group."""
+
 FAST_EXIT_BASE: Final = 128
 """Plus the signal's number: a second signal asked for an end at once, as in `128 + SIGTERM = 143`."""

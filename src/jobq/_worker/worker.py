@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jobq._errors import ConfigError
 from jobq._worker.config import WorkerConfig
 from jobq._worker.execution import StopReason
-from jobq._worker.exit_codes import FAST_EXIT_BASE
+from jobq._worker.exit_codes import AT_ONCE_S, FAST_EXIT_BASE
 from jobq._worker.parts import CANCEL_S, Parts
 from jobq._worker.report import WorkerReport, WorkerStats
 
@@ -58,6 +58,7 @@ class Worker:
         self._is_running = False
         self._parts: Parts | None = None
         self._signals = 0
+        self._signalled_at = 0.0
         self.on_register: Callable[[int], None] | None = None
         self.ends_process = False
 
@@ -177,7 +178,11 @@ class Worker:
         return restore
 
     def _on_signal(self, number: int) -> None:
+        now = time.monotonic()
+        if self._signals and now - self._signalled_at < AT_ONCE_S:
+            return  # the same signal, sent to the process and to its group
         self._signals += 1
+        self._signalled_at = now
         if self._signals == 1:
             logger.info("signal %d: the worker stops in order; a second one ends it at once", number)
             self._request_stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -19,6 +19,21 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 _MOST_PROCESSES: Final = 256
 
 
+class _Seconds(click.FloatRange):
+    """A length of time; NaN, which no comparison refuses, is refused by name."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if seconds != seconds:  # noqa: PLR0124 - only NaN is unlike itself
+            self.fail("nan is no length of time", param, ctx)
+        return seconds
+
+
+_SECONDS: Final = _Seconds(0, 10_000_000)
+
+
 def parse_queues(
     _context: click.Context, _option: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, int]:
@@ -30,6 +45,8 @@ def parse_queues(
             queue, slots = value, str(DEFAULT_SLOTS)
         if not (queue and slots.isdecimal()):
             raise click.BadParameter(f"{value!r}: write NAME=SLOTS, such as default=20")
+        if queue in queues:
+            raise click.BadParameter(f"queue {queue!r} is given twice")
         queues[queue] = int(slots)
     return queues
 
@@ -57,16 +74,27 @@ def parse_queues(
 )
 @click.option(
     "--lease",
+    type=_SECONDS,
     default=30.0,
     show_default=True,
     metavar="SECONDS",
     help="Without a heartbeat for so long: dead.",
 )
 @click.option(
-    "--heartbeat", default=5.0, show_default=True, metavar="SECONDS", help="At most a third of the lease."
+    "--heartbeat",
+    type=_SECONDS,
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="At most a third of the lease.",
 )
 @click.option(
-    "--grace", default=30.0, show_default=True, metavar="SECONDS", help="For running handlers, at a stop."
+    "--grace",
+    type=_SECONDS,
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For running handlers, at a stop.",
 )
 @click.option(
     "--log-level",
