@@ -35,7 +35,7 @@ def demo(dsn: str | None, orders: int | None, lose: int) -> None:
             raise
         raise Failure("the demonstration needs a mail server: pip install 'jobq[demo]'") from error
     try:
-        with _tidy_at_sigterm():
+        with _tidy_when_interrupted():
             complete = story.run(None if dsn is None else require_dsn(dsn), limit=orders, lose=lose)
     except EmbeddedError as error:
         raise Failure(f"{error}\n(or name a database of yours with DATABASE_URL or --dsn)") from error
@@ -44,14 +44,16 @@ def demo(dsn: str | None, orders: int | None, lose: int) -> None:
 
 
 @contextlib.contextmanager
-def _tidy_at_sigterm() -> Generator[None]:
-    """Have SIGTERM, too, end it in such a way that it clears up behind itself."""
+def _tidy_when_interrupted() -> Generator[None]:
+    """Have SIGTERM, and SIGINT where a shell's background job ignores it, end it so that it clears up."""
 
     def leave(number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
 
     before = signal.signal(signal.SIGTERM, leave)
+    before_interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, before_interrupt)
