@@ -70,7 +70,8 @@ with s as materialized (
 ), n as materialized (
     select count({NOTIFY}) as sent from q where $4::bool
 )
-select (select array_agg(queue::text) from q), (select coalesce(sum(jobs), 0)::int8 from q), (select sent from n),
+select (select array_agg(queue::text) from q), (select coalesce(sum(jobs), 0)::int8 from q),
+       (select sent from n),
        (select least(min(run_at), statement_timestamp() - interval '1 second') from (
             select run_at from {{schema}}.scheduled
             where run_at >= coalesce($1::timestamptz, '-infinity') order by run_at limit 1) f),
