@@ -574,3 +574,82 @@ def test_cancelled_is_true_or_false() -> None:
     assert not job.cancelled
     job.cancelled.set()
     assert job.cancelled
+
+
+@pytest.mark.parametrize("mode", ["async", "thread"])
+async def test_a_reason_that_is_no_text_and_a_result_that_bites_end_their_own_job_alone(
+    dsn: str, mode: str
+) -> None:
+    jobs = jobq.Jobs()
+
+    class Biting(dict[str, int]):
+        def items(self) -> Any:
+            raise RuntimeError("no items")
+
+    def do(args: Number) -> object:
+        if args.n == 0:
+            raise jobq.Cancel(404)  # type: ignore[arg-type]
+        return Biting(a=1) if args.n == 1 else None
+
+    async def on_the_loop(job: jobq.Job, args: Number) -> object:
+        return do(args)
+
+    def in_a_thread(job: jobq.Job, args: Number) -> object:
+        return do(args)
+
+    odd = jobs.handler("odd", max_attempts=1, store_result=True)(
+        on_the_loop if mode == "async" else in_a_thread
+    )
+    async with working(dsn, jobs) as bench:
+        enqueued = await bench.client.enqueue_many(jobq.NewJob(odd, Number(n)) for n in range(6))
+        states = [(await bench.ended(job.id))["state"] for job in enqueued]
+    assert states[0] == "cancelled"
+    assert states[2:] == ["completed"] * 4
+    assert states[1] in {"discarded", "completed"}  # json may read a dict without asking for its items
+
+
+@pytest.mark.parametrize("sqlstate", ["40P01", "40001", "42501", "XX000"])
+async def test_a_completed_job_stays_completed_whatever_the_server_says_meanwhile(
+    dsn: str, sqlstate: str
+) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("quick")
+    async def quick(job: jobq.Job, args: Number) -> None: ...
+
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(
+            "create function refuse() returns trigger language plpgsql as"
+            f" $$ begin raise exception 'not now' using errcode = '{sqlstate}'; end $$"
+        )
+        admin.execute(
+            "create trigger refuse before insert on jobq.finished for each row execute function refuse()"
+        )
+        async with working(dsn, jobs) as bench:
+            enqueued = await bench.client.enqueue_many(jobq.NewJob(quick, Number(n)) for n in range(10))
+            await eventually_async(lambda: bench.worker.stats().unrecorded == 10)
+            admin.execute("drop trigger refuse on jobq.finished")
+            states = [(await bench.ended(job.id))["state"] for job in enqueued]
+            assert bench.worker.stats().completed == 10
+    assert states == ["completed"] * 10
+
+
+async def test_an_outcome_that_can_never_be_recorded_does_not_end_the_worker(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("quick")
+    async def quick(job: jobq.Job, args: Number) -> None: ...
+
+    async with working(dsn, jobs) as bench:
+        done = await bench.client.enqueue(quick, Number(1))
+        await bench.ended(done.id)
+        with psycopg.connect(dsn, autocommit=True) as admin:  # as somebody might retry by hand
+            admin.execute(
+                "insert into jobq.ready (job_id, queue, priority, attempt) values (%s, 'default', 0, 5)",
+                [done.id],
+            )
+        await eventually_async(lambda: "not even its failure can be recorded" in caplog.text)
+        after = await bench.client.enqueue(quick, Number(2))
+        assert (await bench.ended(after.id))["state"] == "completed"

@@ -37,6 +37,7 @@ _UNAVAILABLE_STATES: Final = frozenset(
 _MISSING_STATES: Final = frozenset({"42P01", "3F000"})  # table, schema
 _OUTDATED_STATES: Final = frozenset({"42703", "42883"})  # column, function
 _FAILED_TRANSACTION: Final = "25P02"
+_DATA_CLASSES: Final = frozenset({"22", "23", "54"})  # values, constraints, limits
 _CONFLICT_CLASS: Final = "40"  # serialization failure, deadlock: the same again may succeed
 # SQLAlchemy and Django refuse statements in a transaction that they know to have failed, and on a
 # session that is bound to nothing.
@@ -72,6 +73,12 @@ def is_transient(error: BaseException) -> bool:
         return True
     state = sqlstate_of(error)
     return state is not None and state.startswith(_CONFLICT_CLASS)
+
+
+def is_about_data(error: BaseException) -> bool:
+    """Whether the server refused the values that it was sent; anything else says nothing about them."""
+    state = sqlstate_of(error)
+    return state is not None and state[:2] in _DATA_CLASSES
 
 
 def map_error(error: BaseException) -> Error:

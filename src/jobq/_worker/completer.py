@@ -12,7 +12,8 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from jobq._errors import DatabaseError, DatabaseUnavailable, Error
+from jobq._driver_errors import is_about_data
+from jobq._errors import DatabaseUnavailable, Error
 from jobq._outcomes import Failure, Settlement, complete, find_finished, settle
 from jobq._worker.outcome import Completion, Outcome
 
@@ -148,15 +149,16 @@ class Completer:
             try:
                 had = await statement(worker_id, batch, again=again)
                 break
-            except DatabaseUnavailable as error:
-                again = True
-                if self._counters.note_database_away():
-                    logger.warning("the database is away, %d outcomes wait: %s", self._count, error)
-                await asyncio.sleep(self._link.retry_delay_s())
-            except DatabaseError as error:
+            except Error as error:
+                if not is_about_data(error):
+                    # A deadlock, a right or a table that is missing, a server that is away: none of
+                    # it is the outcomes' fault, and all of them stay until it is over.
+                    again = again or isinstance(error, DatabaseUnavailable)
+                    await self._wait_after(error)
+                    continue
                 if len(batch) == 1:
-                    had = await self._record_refused(worker_id, batch[0], error)
-                    break
+                    await self._record_refused(worker_id, batch[0], error)
+                    return
                 for item in batch:
                     await self._record(worker_id, [item], statement)
                 return
@@ -201,7 +203,12 @@ class Completer:
             return {o.job_id for o in batch}
         return had
 
-    async def _record_refused(self, worker_id: int, outcome: Outcome, error: Error) -> set[int]:
+    async def _wait_after(self, error: Error) -> None:
+        if self._counters.note_database_away():
+            logger.warning("outcomes cannot be recorded now, %d wait: %s", self._count, error)
+        await asyncio.sleep(self._link.retry_delay_s())
+
+    async def _record_refused(self, worker_id: int, outcome: Outcome, error: Error) -> None:
         """The server will not store this one as it is: keep what can be kept of it."""
         logger.error(
             "outcome of job %d attempt %d was refused by the server and is kept as a failure: %s",
@@ -220,8 +227,20 @@ class Completer:
         )
         while True:
             try:
-                return await self._link.run(
+                had = await self._link.run(
                     settle(self._schema, worker_id, self._worker_name, [plain], notify=False)
                 )
-            except DatabaseUnavailable:
-                await asyncio.sleep(self._link.retry_delay_s())
+                break
+            except Error as again:
+                if not is_about_data(again):
+                    await self._wait_after(again)
+                    continue
+                logger.critical(
+                    "job %d attempt %d: not even its failure can be recorded, and it stays in `running`: %s",
+                    outcome.job_id,
+                    outcome.attempt,
+                    again,
+                )
+                had = set()
+                break
+        await self._account(worker_id, [plain], had)

@@ -38,7 +38,7 @@ def on_exception(job: Job, error: BaseException, backoff: Callable[[int], timede
     if isinstance(error, Snooze):
         return Settlement(job.id, job.attempt, "scheduled", "snooze", delay_s=_seconds(error.delay))
     if isinstance(error, Cancel):
-        return Settlement(job.id, job.attempt, "cancelled", storable(error.reason, REASON_LIMIT))
+        return Settlement(job.id, job.attempt, "cancelled", storable(str(error.reason), REASON_LIMIT))
     if isinstance(error, Permanent):
         failure = describe(error, "permanent")
         return Settlement(
@@ -47,6 +47,12 @@ def on_exception(job: Job, error: BaseException, backoff: Callable[[int], timede
     outcome = "undecodable" if isinstance(error, ArgumentsDecodeError) else "failed"
     after = error.after if isinstance(error, Retry) else None
     return on_failure(job, describe(error, outcome), backoff, after)
+
+
+def undecidable(job: Job, broken: BaseException, backoff: Callable[[int], timedelta]) -> Settlement:
+    """Decide for a job whose exception or result failed while it was looked at: a failure like any other."""
+    message = f"what the handler raised or returned cannot be described: {type(broken).__name__}"
+    return on_failure(job, Failure("failed", "jobq.Undecidable", message, ""), backoff)
 
 
 def on_timeout(job: Job, backoff: Callable[[int], timedelta], frames: str = "") -> Settlement:

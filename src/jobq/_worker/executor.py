@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jobq._errors import ArgumentsDecodeError, ArgumentsEncodeError
 from jobq._outcomes import Settlement
-from jobq._worker.decide import hand_back, on_exception, on_timeout
+from jobq._worker.decide import hand_back, on_exception, on_timeout, undecidable
 from jobq._worker.execution import Execution, StopReason
 from jobq._worker.outcome import Completion
 from jobq._worker.processes import ProcessKilled, ProcessRunner
@@ -136,7 +136,10 @@ class Executor:
         else:
             line.running -= 1
         line.note_run(time.monotonic() - execution.started_at)
-        outcome = self._decide(execution, result, error)
+        try:
+            outcome = self._decide(execution, result, error)
+        except BaseException as broken:  # noqa: BLE001 - the user's objects take part in it, and may do anything
+            outcome = undecidable(execution.job, broken, execution.handler.backoff)
         if isinstance(outcome, Settlement) and outcome.failure is not None:
             _log_failure(execution.job, outcome)
         self._on_outcome(execution, outcome)

@@ -90,4 +90,5 @@ class ThreadRunner:
             ended, self._ended = self._ended, deque()
             self._wake_is_due = False
         for token, result, error in ended:
-            self._on_done(token, result, error)
+            # Apart, so that a fault with one does not keep the others waiting for ever.
+            self._loop.call_soon(self._on_done, token, result, error)
