@@ -630,7 +630,7 @@ async def test_a_completed_job_stays_completed_whatever_the_server_says_meanwhil
             await eventually_async(lambda: bench.worker.stats().unrecorded == 10)
             admin.execute("drop trigger refuse on jobq.finished")
             states = [(await bench.ended(job.id))["state"] for job in enqueued]
-            assert bench.worker.stats().completed == 10
+            await eventually_async(lambda: bench.worker.stats().completed == 10)
     assert states == ["completed"] * 10
 
 
@@ -653,3 +653,49 @@ async def test_an_outcome_that_can_never_be_recorded_does_not_end_the_worker(
         await eventually_async(lambda: "not even its failure can be recorded" in caplog.text)
         after = await bench.client.enqueue(quick, Number(2))
         assert (await bench.ended(after.id))["state"] == "completed"
+
+
+async def test_a_callback_that_hangs_or_bites_holds_up_no_outcome(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    heard: list[int] = []
+
+    @jobs.on_discard
+    async def hang(job: jobq.Job, error: jobq.AttemptError) -> None:
+        heard.append(job.id)
+        if len(heard) == 1:
+            raise SystemExit(3)
+        await asyncio.sleep(600)
+
+    @jobs.handler("fails")
+    async def fails(job: jobq.Job, args: Number) -> None:
+        raise jobq.Permanent("over")
+
+    async with working(dsn, jobs) as bench:
+        for job in await bench.client.enqueue_many(jobq.NewJob(fails, Number(n)) for n in range(30)):
+            assert (await bench.ended(job.id))["state"] == "discarded"
+        await eventually_async(lambda: len(heard) == 2)
+        await eventually_async(lambda: bench.worker.stats().unrecorded == 0)
+
+
+async def test_what_cannot_be_claimed_in_one_queue_costs_the_others_nothing(dsn: str) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("quick")
+    async def quick(job: jobq.Job, args: Number) -> None: ...
+
+    async with jobq.AsyncClient(dsn) as client:
+        largest = await client.enqueue(quick, Number(1), queue="a")
+        infinite = await client.enqueue(quick, Number(1), queue="a", delay=timedelta(hours=1))
+        due = await client.enqueue(quick, Number(1), queue="b", delay=timedelta(milliseconds=100))
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute("update jobq.ready set attempt = 2147483647 where job_id = %s", [largest.id])
+        admin.execute("update jobq.scheduled set run_at = 'infinity' where job_id = %s", [infinite.id])
+    async with working(dsn, jobs, queues={"a": 2, "b": 2}) as bench:
+        assert (await bench.ended(largest.id))["state"] == "completed"
+        assert (await bench.ended(due.id))["state"] == "completed"
+
+
+def test_a_connection_string_that_cannot_be_read_keeps_its_password() -> None:
+    with pytest.raises(jobq.ConfigError) as caught:
+        jobq.Client("postgresql://u:secret@[::1/db")
+    assert "secret" not in str(caught.value)

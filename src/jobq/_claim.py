@@ -41,9 +41,9 @@ with s as materialized (
     delete from {schema}.ready where ctid = any (array(select tid from s)) returning *
 ), i as (
     insert into {schema}.running (job_id, worker_id, queue, priority, attempt, failures, crashes)
-    select job_id, $7::int8, queue, priority, attempt + 1, failures, crashes from x
+    select job_id, $7::int8, queue, priority, least(attempt, 2147483646) + 1, failures, crashes from x
 )
-select x.job_id, j.kind, x.queue, x.priority, x.attempt + 1, x.failures, x.crashes,
+select x.job_id, j.kind, x.queue, x.priority, least(x.attempt, 2147483646) + 1, x.failures, x.crashes,
        j.max_attempts, j.timeout_s, date_part('epoch', j.created_at), j.meta::text, j.tags,
        j.args::text, coalesce(j.expires_at <= statement_timestamp(), false)
 from x left join lateral (select * from {schema}.job where id = x.job_id limit 1) j on true

@@ -72,11 +72,12 @@ with s as materialized (
 )
 select (select array_agg(queue::text) from q), (select coalesce(sum(jobs), 0)::int8 from q),
        (select sent from n),
-       (select least(min(run_at), statement_timestamp() - interval '1 second') from (
+       (select nullif(least(min(run_at), statement_timestamp() - interval '1 second'), '-infinity') from (
             select run_at from {{schema}}.scheduled
             where run_at >= coalesce($1::timestamptz, '-infinity') order by run_at limit 1) f),
        (select date_part('epoch', run_at - statement_timestamp()) from {{schema}}.scheduled
-        where run_at > coalesce($2::timestamptz, statement_timestamp()) order by run_at limit 1)
+        where run_at > coalesce($2::timestamptz, statement_timestamp()) and run_at < 'infinity'
+        order by run_at limit 1)
 """
 
 # A job whose worker died goes back at once the first time, and with growing pauses after that; at

@@ -191,7 +191,9 @@ def connection_string(conninfo: str, *, name: str) -> str:
     try:
         given = psycopg_conninfo.conninfo_to_dict(conninfo)
     except psycopg.Error as error:
-        raise ConfigError(f"the connection string cannot be read: {first_line(error)}") from error
+        # libpq quotes the whole string, and with it the password.
+        why = first_line(error).replace(conninfo, "…")
+        raise ConfigError(f"the connection string cannot be read: {why}") from None
     defaults = dict(CONNECTION_DEFAULTS, client_encoding="utf8", fallback_application_name=name)
     if "PGCONNECT_TIMEOUT" in os.environ:
         del defaults["connect_timeout"]

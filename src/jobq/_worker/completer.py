@@ -18,7 +18,7 @@ from jobq._outcomes import Failure, Settlement, complete, find_finished, settle
 from jobq._worker.outcome import Completion, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from jobq._worker.config import WorkerConfig
     from jobq._worker.link import Link
@@ -58,7 +58,7 @@ class Completer:
         config: WorkerConfig,
         counters: Counters,
         on_recorded: Callable[[int, Sequence[Outcome]], None],
-        on_discarded: Callable[[Sequence[Settlement]], Awaitable[None]],
+        on_discarded: Callable[[Sequence[Settlement]], None],
         *,
         notify: bool,
     ) -> None:
@@ -181,7 +181,7 @@ class Completer:
         self._counters.count(recorded)
         discarded = [o for o in recorded if isinstance(o, Settlement) and o.to == "discarded"]
         if discarded:
-            await self._on_discarded(discarded)
+            self._on_discarded(discarded)
 
     async def _complete(self, worker_id: int, batch: Sequence[Completion], *, again: bool) -> set[int]:
         fences = [(o.job_id, o.attempt) for o in batch]

@@ -16,7 +16,7 @@ from jobq._errors import DatabaseError, DatabaseUnavailable, Error
 from jobq._outcomes import release
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from jobq._duties import Rescued
@@ -112,7 +112,7 @@ class Rescuer:
         config: WorkerConfig,
         counters: Counters,
         lease: Lease,
-        on_discarded: Callable[[Sequence[Rescued]], Awaitable[None]],
+        on_discarded: Callable[[Sequence[Rescued]], None],
     ) -> None:
         self._link = link
         self._schema = schema
@@ -214,7 +214,7 @@ class Rescuer:
             )
         discarded = [job for job in rescued if job.discarded]
         if discarded:
-            await self._on_discarded(discarded)
+            self._on_discarded(discarded)
 
     async def _retire_identities(self) -> None:
         """Hand back what a claim without a reply took, and let go of identities that hold nothing."""

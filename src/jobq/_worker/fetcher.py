@@ -87,14 +87,11 @@ class Fetcher:
             pause_s, failed = _LONGEST_PAUSE_S, False
             try:
                 for line in self._lines.values():
-                    pause_s = min(pause_s, await self._visit(line))
+                    pause_s = min(pause_s, await self._visit_alone(line))
             except DatabaseUnavailable as error:
                 if self._counters.note_database_away():
                     logger.warning("the database is away, trying again: %s", error)
                 pause_s, failed = self._link.retry_delay_s(), True
-            except Error:
-                logger.exception("a claim was refused by the server")
-                pause_s, failed = _LONGEST_PAUSE_S, True
             if failed and not self.is_stopping:
                 await asyncio.sleep(pause_s)  # whatever comes meanwhile: it would fail as well
             elif pause_s > 0:
@@ -103,6 +100,17 @@ class Fetcher:
                         await self._wake.wait()
                 except TimeoutError:
                     continue  # the pause is over
+
+    async def _visit_alone(self, line: Line) -> float:
+        """Visit a line so that what the server refuses there costs the other lines nothing."""
+        try:
+            return await self._visit(line)
+        except DatabaseUnavailable:
+            raise
+        except Error:
+            logger.exception("a claim from queue %r was refused by the server", line.queue)
+            line.next_poll_at = time.monotonic() + _LONGEST_PAUSE_S
+            return _LONGEST_PAUSE_S
 
     async def _visit(self, line: Line) -> float:
         """Claim for one line if it is time; return the seconds until it wants to be visited again."""

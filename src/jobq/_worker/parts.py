@@ -40,6 +40,7 @@ logger = logging.getLogger("jobq.worker")
 
 # With what a link and the lease grant a silent server, they add up to less than grace + 5 s.
 _LAST_WORDS_S: Final = 1.5  # for recording outcomes at the very end, whatever the database does
+_LAST_NOTICES_S: Final = 0.2  # for callbacks to hear of the last discards
 _CLAIM_ANSWER_S: Final = 0.5  # for a claim that is under way, before the link itself gives it up
 CANCEL_S: Final = 1.5  # for cancelled handlers to end, side by side with the claim
 
@@ -123,7 +124,7 @@ class Parts:
             await asyncio.to_thread(self.lease.stop)
             await self._claims.close()
             raise
-        self._serving = [_task(self.completer.run()), _task(self.executor.tick())]
+        self._serving = [_task(self.completer.run()), _task(self.executor.tick()), _task(self._notices.run())]
         self._claiming = [
             _task(part.run()) for part in (self.fetcher, self.listener, self._promoter, self._rescuer)
         ]
@@ -161,9 +162,12 @@ class Parts:
         if not flush.done():
             for link in self._links:
                 link.give_up()  # nobody waits for its answers any longer
-        for task in (flush, *self.tasks):
+        told = _task(self._notices.told())
+        await asyncio.wait([told], timeout=_LAST_NOTICES_S)
+        ending = (flush, told, *self.tasks)
+        for task in ending:
             task.cancel()
-        await asyncio.gather(flush, *self.tasks, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
         unrecorded = self.completer.pending
         if left and not ends_process:
             logger.error(
@@ -220,11 +224,11 @@ class Parts:
             if execution.identity is identity:
                 self.executor.stop(execution, StopReason.LEASE)
 
-    async def _discarded(self, settlements: Sequence[Settlement]) -> None:
-        await self._notices.tell([settlement.job_id for settlement in settlements])
+    def _discarded(self, settlements: Sequence[Settlement]) -> None:
+        self._notices.tell([settlement.job_id for settlement in settlements])
 
-    async def _rescued_discards(self, rescued: Sequence[Rescued]) -> None:
-        await self._notices.tell([job.job_id for job in rescued])
+    def _rescued_discards(self, rescued: Sequence[Rescued]) -> None:
+        self._notices.tell([job.job_id for job in rescued])
 
 
 def _task(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
