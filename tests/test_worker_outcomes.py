@@ -620,7 +620,7 @@ async def test_a_completed_job_stays_completed_whatever_the_server_says_meanwhil
     with psycopg.connect(dsn, autocommit=True) as admin:
         admin.execute(
             "create function refuse() returns trigger language plpgsql as"
-            f" $$ begin raise exception 'not now' using errcode = '{sqlstate}'; end $$"
+            f" $$ begin raise exception 'not now' using errcode = '{sqlstate}'; end $$".encode()
         )
         admin.execute(
             "create trigger refuse before insert on jobq.finished for each row execute function refuse()"

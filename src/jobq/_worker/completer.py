@@ -241,6 +241,6 @@ class Completer:
                     outcome.attempt,
                     again,
                 )
-                had = set()
+                had = set[int]()
                 break
         await self._account(worker_id, [plain], had)
