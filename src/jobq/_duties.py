@@ -94,17 +94,20 @@ with s as materialized (
 ), ready as (
     insert into {{schema}}.ready (job_id, queue, priority, attempt, failures, crashes)
     select job_id, queue, priority, attempt, failures, crashes + 1 from u where crashes = 0 and $3::int4 > 1
+    on conflict do nothing
 ), scheduled as (
     insert into {{schema}}.scheduled (job_id, run_at, reason, queue, priority, attempt, failures, crashes)
     select job_id, statement_timestamp() + crashes * (0.5 + random()) * interval '1 second', 'crash',
            queue, priority, attempt, failures, crashes + 1
     from u where crashes > 0 and crashes + 1 < $3::int4
+    on conflict do nothing
 ), finished as (
     insert into {{schema}}.finished
         (job_id, state, claimed_at, queue, priority, worker_id, attempt, failures, crashes, reason)
     select job_id, 'discarded', claimed_at, queue, priority, worker_id, attempt, failures, crashes + 1,
            format('its worker died with it %s times', crashes + 1)
     from u where crashes + 1 >= $3::int4
+    on conflict do nothing
 ), e as (
     insert into {{schema}}.attempt_error
         (job_id, attempt, outcome, type, message, traceback, worker_id, worker, started_at, omitted)
@@ -115,6 +118,7 @@ with s as materialized (
            coalesce((select omitted from {{schema}}.attempt_error a where a.job_id = u.job_id
                      order by attempt desc limit 1), 0)
     from u
+    on conflict do nothing
 ), n as materialized (
     select count({NOTIFY}) as sent from (
         select distinct queue from u where crashes = 0 and $3::int4 > 1) q

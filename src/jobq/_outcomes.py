@@ -76,6 +76,8 @@ from u
 returning job_id
 """
 
+# `on conflict`: where somebody wrote the tables by hand, the job may stand in the target already. It is
+# not lost then, and must leave `running` all the same, or its outcome would be refused for ever.
 SETTLE: Final = f"""
 with x as materialized (
     select r.tid, o.*
@@ -87,21 +89,24 @@ with x as materialized (
 ), u as (
     delete from {{schema}}.running r using x where r.ctid = x.tid
     returning r.job_id, r.worker_id, r.claimed_at, r.queue, r.priority, r.attempt,
-              r.failures + x.failed as failures,
+              least(r.failures, 2147483646) + x.failed as failures,
               r.crashes, x.target, x.reason, x.delay_s, x.outcome, x.type, x.message, x.traceback
 ), ready as (
     insert into {{schema}}.ready (job_id, queue, priority, attempt, failures, crashes)
     select job_id, queue, priority, attempt, failures, crashes from u where target = 'ready'
+    on conflict do nothing
 ), scheduled as (
     insert into {{schema}}.scheduled (job_id, run_at, reason, queue, priority, attempt, failures, crashes)
     select job_id, statement_timestamp() + delay_s * interval '1 second', reason,
            queue, priority, attempt, failures, crashes
     from u where target = 'scheduled'
+    on conflict do nothing
 ), finished as (
     insert into {{schema}}.finished
         (job_id, state, claimed_at, queue, priority, worker_id, attempt, failures, crashes, reason)
     select job_id, target, claimed_at, queue, priority, worker_id, attempt, failures, crashes, reason
     from u where target in ('discarded', 'cancelled')
+    on conflict do nothing
 ), e as (
     insert into {{schema}}.attempt_error
         (job_id, attempt, outcome, type, message, traceback, worker_id, worker, started_at, omitted)
@@ -111,6 +116,7 @@ with x as materialized (
            + greatest((select count(*) from {{schema}}.attempt_error a
                        where a.job_id = u.job_id) - $13::int4 + 1, 0)
     from u where outcome is not null
+    on conflict do nothing
 ), dropped as (
     delete from {{schema}}.attempt_error where ctid in (
         select d.tid from u cross join lateral (

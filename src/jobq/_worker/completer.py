@@ -241,6 +241,7 @@ class Completer:
                     outcome.attempt,
                     again,
                 )
-                had = set[int]()
-                break
+                self._count -= 1
+                self._on_recorded(worker_id, [plain])
+                return
         await self._account(worker_id, [plain], had)
