@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Final
 
+from jobq._backoff import DEFAULT_BACKOFF
 from jobq._errors import ArgumentsDecodeError, Cancel, Permanent, Retry, Snooze
 from jobq._limits import MAX_WAIT
 from jobq._outcomes import Failure, Settlement
@@ -49,10 +50,13 @@ def on_exception(job: Job, error: BaseException, backoff: Callable[[int], timede
     return on_failure(job, describe(error, outcome), backoff, after)
 
 
-def undecidable(job: Job, broken: BaseException, backoff: Callable[[int], timedelta]) -> Settlement:
-    """Decide for a job whose exception or result failed while it was looked at: a failure like any other."""
+def undecidable(job: Job, broken: BaseException) -> Settlement:
+    """Decide for a job whose exception or result failed while it was looked at: a failure like any other.
+
+    Nothing of the application's takes part, not even its backoff: one of its objects has failed just now.
+    """
     message = f"what the handler raised or returned cannot be described: {type(broken).__name__}"
-    return on_failure(job, Failure("failed", "jobq.Undecidable", message, ""), backoff)
+    return on_failure(job, Failure("failed", "jobq.Undecidable", message, ""), DEFAULT_BACKOFF)
 
 
 def on_timeout(job: Job, backoff: Callable[[int], timedelta], frames: str = "") -> Settlement:

@@ -97,6 +97,11 @@ class Executor:
             _log_failure(execution.job, outcome)
             self._on_outcome(execution, outcome)
             return
+        except BaseException as broken:  # noqa: BLE001 - an upgrade hook's exception may bite when it is described
+            outcome = undecidable(execution.job, broken)
+            _log_failure(execution.job, outcome)
+            self._on_outcome(execution, outcome)
+            return
         execution.line.running += 1
         self.running.add(execution)
         timeout_s = execution.claimed.timeout_s
@@ -139,7 +144,7 @@ class Executor:
         try:
             outcome = self._decide(execution, result, error)
         except BaseException as broken:  # noqa: BLE001 - the user's objects take part in it, and may do anything
-            outcome = undecidable(execution.job, broken, execution.handler.backoff)
+            outcome = undecidable(execution.job, broken)
         if isinstance(outcome, Settlement) and outcome.failure is not None:
             _log_failure(execution.job, outcome)
         self._on_outcome(execution, outcome)
