@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Final
+from typing import Final, cast
 
 from jobq._errors import ConfigError
 
@@ -99,6 +99,8 @@ class WorkerConfig:
     def _check_queues(self) -> None:
         _require(len(self.queues) >= 1, "queues", "at least one queue, such as {'default': 20}")
         for queue, slots in self.queues.items():
+            _require(isinstance(cast("object", queue), str), f"queues[{queue!r}]", "a name of 1 to 128 bytes")
+            _require(isinstance(cast("object", slots), int), f"queues[{queue!r}]", "1 to 10,000 slots")
             size = len(queue.encode(errors="replace"))
             _require(1 <= size <= 128, f"queues[{queue!r}]", "a name of 1 to 128 bytes")
             _require(1 <= slots <= 10_000, f"queues[{queue!r}]", "1 to 10,000 slots")

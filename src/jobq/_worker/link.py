@@ -75,7 +75,9 @@ class Link:
             result = await self._to_its_end(session.run(operation))
         except DatabaseUnavailable:
             self._failures += 1
-            await self.close()
+            if self._session is session:  # another part may have opened the next one already
+                self._session = None
+            await session.close()
             raise
         self._failures = 0
         return result

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from jobq import __version__
@@ -150,6 +151,12 @@ class Parts:
         self._claiming = []
         for line in self.lines:
             self.executor.give_back_held(line)
+
+    async def stop_now(self) -> None:
+        """Stop without a grace: cancel the handlers and give back what was not started."""
+        await self.stop_claiming()
+        self.executor.stop_all(StopReason.SHUTDOWN)
+        await self.executor.ended(time.monotonic() + CANCEL_S)
 
     async def finish(self, *, ends_process: bool) -> WorkerReport:
         """Record what can be recorded, say goodbye, close everything."""

@@ -127,6 +127,10 @@ class Worker:
             logger.info("worker %s stops: %d handlers run", parts.name, len(parts.executor.running))
             # Side by side: a database that does not answer must not use up the handlers' time.
             await asyncio.gather(parts.stop_claiming(), self._drain(parts))
+        except BaseException:
+            # Our task was cancelled, or a part has failed: nobody would watch the handlers any more.
+            await parts.stop_now()
+            raise
         finally:
             report = await parts.finish(ends_process=self.ends_process)
         logger.info("worker %s has stopped: %s", parts.name, report)
