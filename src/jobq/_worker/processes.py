@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from jobq._errors import ConfigError
@@ -54,7 +55,26 @@ class _Child:
             os.killpg(pid, signal.SIGKILL)  # its own group, from its first instruction on
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        self.pipe.close()
+
+    def answer(self) -> Completion | Settlement:
+        """Wait for the outcome of the job that was sent.
+
+        Not by the pipe alone: a process that the handler left behind holds its other end open.
+
+        Raises:
+            EOFError: the process has ended without one.
+        """
+        is_linux = sys.platform == "linux"
+        end = os.pidfd_open(self.process.pid or 0) if is_linux else self.process.sentinel
+        try:
+            wait([self.pipe, end])
+            if not self.pipe.poll():
+                raise EOFError
+            outcome: Completion | Settlement = self.pipe.recv()
+            return outcome
+        finally:
+            if is_linux:
+                os.close(end)
 
 
 class ProcessRunner:
@@ -95,6 +115,7 @@ class ProcessRunner:
         """Kill a child that is of no use any more."""
         child.kill()
         child.process.join(timeout=1.0)
+        child.pipe.close()
         with self._lock:
             self._all.discard(child)
 
@@ -134,7 +155,7 @@ class ProcessCall:
         fn = self._handler.fn
         try:
             child.pipe.send((fn.__module__, fn.__qualname__, self._job.fields(), self._raw))
-            outcome: Completion | Settlement = child.pipe.recv()
+            outcome = child.answer()
         except (EOFError, OSError):
             self._runner.discard(child)
             if self._killed:

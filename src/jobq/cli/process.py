@@ -105,7 +105,8 @@ def main() -> None:
     settings = link.settings()
     settings.configure_logging()
     code = run(link, settings)
-    link.note_ending(code)
+    if code:
+        link.note_ending(code)
     sys.exit(code)
 
 
@@ -181,6 +182,9 @@ async def _work(link: SupervisorLink, settings: ProcessSettings, jobs: Jobs) -> 
         if report.left_running:
             link.note_ending(EXIT_LINGERING)
             leave_at_once(EXIT_LINGERING)
+    # Before the loop closes: that can wait for ever for what a handler left behind, and only of a
+    # process that has announced its end does the supervisor know that it must not.
+    link.note_ending(0)
     return 0
 
 
