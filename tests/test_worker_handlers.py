@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import os
+import signal
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
@@ -166,3 +167,13 @@ print("end", flush=True)
     process = spawn_python("-c", code)
     assert process.wait(30) == 0, process.output
     assert "left (1,)" in process.output
+
+
+async def test_a_process_that_leaves_a_daemon_behind_is_seen_to_have_died(dsn: str, tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    async with working(dsn, process_jobs, queues={"default": 1}) as bench:
+        job = await bench.client.enqueue(in_process, Work("daemon", str(noted)))
+        row = await bench.ended(job.id, 20)
+        (error,) = bench.errors(job.id)
+    assert (row["state"], error["message"]) == ("discarded", "the handler's process died with code 3")
+    os.kill(int(noted.read_text()), signal.SIGKILL)  # it still holds the pipe

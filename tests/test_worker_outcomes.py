@@ -634,7 +634,7 @@ async def test_a_completed_job_stays_completed_whatever_the_server_says_meanwhil
     assert states == ["completed"] * 10
 
 
-async def test_an_outcome_that_can_never_be_recorded_does_not_end_the_worker(
+async def test_a_job_that_somebody_put_into_two_tables_leaves_running_and_does_not_end_the_worker(
     dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs = jobq.Jobs()
@@ -650,9 +650,40 @@ async def test_an_outcome_that_can_never_be_recorded_does_not_end_the_worker(
                 "insert into jobq.ready (job_id, queue, priority, attempt) values (%s, 'default', 0, 5)",
                 [done.id],
             )
-        await eventually_async(lambda: "not even its failure can be recorded" in caplog.text)
+        await eventually_async(lambda: "was refused by the server" in caplog.text)
+        await eventually_async(lambda: bench.rows("select 1 from jobq.running") == [])
         after = await bench.client.enqueue(quick, Number(2))
         assert (await bench.ended(after.id))["state"] == "completed"
+        assert bench.job(done.id)["state"] == "completed"
+
+
+@pytest.mark.parametrize("error", [_Unprintable(), SystemExit(3)], ids=["unprintable", "system-exit"])
+async def test_an_upgrade_or_a_backoff_that_bites_fails_its_own_job_alone(
+    dsn: str, error: BaseException
+) -> None:
+    jobs = jobq.Jobs()
+
+    def bite(_: object) -> Any:
+        raise error
+
+    @jobs.handler("upgraded", upgrade=bite, max_attempts=1)
+    async def upgraded(job: jobq.Job, args: Number) -> None: ...
+
+    @jobs.handler("delayed", backoff=bite)
+    async def delayed(job: jobq.Job, args: Number) -> None:
+        raise ValueError
+
+    @jobs.handler("quick")
+    async def quick(job: jobq.Job, args: Number) -> None: ...
+
+    async with working(dsn, jobs) as bench:
+        first = await bench.client.enqueue(upgraded, Number(1))
+        second = await bench.client.enqueue(delayed, Number(1))
+        third = await bench.client.enqueue(quick, Number(1))
+        assert (await bench.ended(first.id))["state"] == "discarded"
+        assert (await bench.ended(third.id))["state"] == "completed"
+        await eventually_async(lambda: bench.errors(second.id))
+        assert bench.job(second.id)["failures"] == 1
 
 
 async def test_a_callback_that_hangs_or_bites_holds_up_no_outcome(dsn: str) -> None:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 import jobq
@@ -260,10 +261,42 @@ async def test_a_worker_refuses_what_cannot_work(dsn: str) -> None:
             await bench.worker.run()
 
 
+async def test_a_run_whose_task_is_cancelled_stops_its_handlers_and_leaves_nothing_running(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    started: list[int] = []
+    ended: list[int] = []
+
+    @jobs.handler("slow")
+    async def slow(job: jobq.Job, args: Number) -> None:
+        started.append(job.id)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(job.id)
+
+    async with jobq.AsyncClient(dsn) as client:
+        worker = jobq.Worker(client, jobs, jobq.WorkerConfig(queues={"default": 2}))
+        run = asyncio.create_task(worker.run(handle_signals=False))
+        await client.enqueue_many(jobq.NewJob(slow, Number(n)) for n in range(5))
+        await eventually_async(partial(has_length, started, 2))
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert sorted(ended) == sorted(started)
+        with psycopg.connect(dsn) as connection:
+            assert connection.execute("select state, count(*) from jobq.jobs group by 1").fetchall() == [
+                ("ready", 5)
+            ]
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
         ("queues", {}),
+        ("queues", {5: 5}),
+        ("queues", {"q": 2.5}),
+        ("queues", ["q"]),
+        ("lease", 30),
         ("queues", {"": 1}),
         ("queues", {"q": 0}),
         ("queues", {"q" * 129: 1}),

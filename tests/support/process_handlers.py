@@ -31,7 +31,7 @@ class Unpicklable(Exception):
 @jobs.handler(
     "in_process", run_in="process", store_result=True, max_attempts=1, timeout=timedelta(seconds=60)
 )
-def in_process(job: jobq.Job, args: Work) -> object:  # noqa: C901 - a list of misdeeds
+def in_process(job: jobq.Job, args: Work) -> object:  # noqa: C901, PLR0912 - a list of misdeeds
     match args.what:
         case "pid":
             return os.getpid()
@@ -49,6 +49,15 @@ def in_process(job: jobq.Job, args: Work) -> object:  # noqa: C901 - a list of m
             raise jobq.Cancel("unwanted")
         case "exit":
             os._exit(7)
+        case "daemon":
+            if os.fork() == 0:
+                os.setsid()
+                Path(args.path).write_text(str(os.getpid()))
+                time.sleep(30)
+                os._exit(0)
+            while not Path(args.path).exists():
+                time.sleep(0.01)
+            os._exit(3)
         case "segfault":
             os.kill(os.getpid(), signal.SIGSEGV)
         case "system-exit":
