@@ -16,6 +16,7 @@ import jobq._errors
 CLIENTS = {"AsyncClient", "Client", "Enqueued", "JobInfo", "JobState", "AttemptError", "migrate"}
 DECLARING = {"Jobs", "Handler", "Job", "JobType", "JobTypeOptions", "JobOptions", "NewJob"}
 WORKING = {"Worker", "WorkerConfig", "WorkerReport", "WorkerStats"}
+OPERATING = {"Retention"}
 BACKING_OFF = {"Backoff", "ConstantBackoff", "ExponentialBackoff", "PolynomialBackoff"}
 SIGNALS = {"Signal", "Permanent", "Retry", "Snooze", "Cancel"}
 ERRORS = {
@@ -36,7 +37,7 @@ ERRORS = {
     "DatabaseUnavailable",
     "DatabaseError",
 }
-NAMES = CLIENTS | DECLARING | WORKING | BACKING_OFF | SIGNALS | ERRORS | {"__version__"}
+NAMES = CLIENTS | DECLARING | WORKING | OPERATING | BACKING_OFF | SIGNALS | ERRORS | {"__version__"}
 
 
 def test_the_public_names_are_these() -> None:

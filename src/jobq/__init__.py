@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from jobq._jobtype import JobType, NewJob
     from jobq._migrate import migrate
     from jobq._options import JobOptions, JobTypeOptions
+    from jobq._retention import Retention
     from jobq._types import AttemptError, Enqueued, Job, JobInfo, JobState
     from jobq._worker import Worker, WorkerConfig, WorkerReport, WorkerStats
 
@@ -86,6 +87,7 @@ __all__ = [
     "NewJob",
     "Permanent",
     "PolynomialBackoff",
+    "Retention",
     "Retry",
     "SchemaError",
     "SchemaMissing",
@@ -109,6 +111,7 @@ _HOMES = {
     "_jobtype": ("JobType", "NewJob"),
     "_migrate": ("migrate",),
     "_options": ("JobOptions", "JobTypeOptions"),
+    "_retention": ("Retention",),
     "_types": ("AttemptError", "Enqueued", "Job", "JobInfo", "JobState"),
     "_worker": ("Worker", "WorkerConfig", "WorkerReport", "WorkerStats"),
 }

@@ -17,6 +17,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from jobq import _migrate
 from jobq._adapters import async_executor, sync_executor
 from jobq._client_base import ClientBase, documented_by
+from jobq._client_queues import AsyncQueues, Queues
 from jobq._driver_errors import DRIVER_ERRORS, map_error
 from jobq._operate import cancel_job, get_job, job_errors, retry_job
 from jobq._operation import atomic, run, run_async
@@ -76,6 +77,11 @@ class AsyncClient(ClientBase[AsyncPool, AsyncCursor]):
         self._check_open()
         assert self._own is not None
         return self._own
+
+    @functools.cached_property
+    def queues(self) -> AsyncQueues:
+        """What holds for whole queues: how long they keep what has ended."""
+        return AsyncQueues(self._run, self.schema)
 
     async def open(self) -> None:
         """Connect. Does nothing when it is open.
@@ -306,6 +312,11 @@ class Client(ClientBase[SyncPool, SyncCursor]):
         self._check_open()
         assert self._own is not None
         return self._own
+
+    @functools.cached_property
+    def queues(self) -> Queues:
+        """What holds for whole queues: how long they keep what has ended."""
+        return Queues(self._run, self.schema)
 
     @documented_by(AsyncClient.open)
     def open(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar, Unpack, cast
 
 import psycopg.conninfo
 
@@ -22,7 +22,7 @@ from jobq._postgres import connection_string
 from jobq._schema import validate_schema_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound="AsyncConnectionPool[Any] | ConnectionPool[Any]")
 C = TypeVar("C")
+T = TypeVar("T")
 _F = TypeVar("_F", bound="Callable[..., object]")
 
 # A call is one message to the server, and each column of it one array: both end at 1 GiB. This many
@@ -44,6 +45,18 @@ _MAX_CURSORS: Final = 100
 _NO_CONNINFO: Final = frozenset(
     {"autocommit", "row_factory", "cursor_factory", "context", "prepare_threshold"}
 )
+
+
+class AsyncRun(Protocol):
+    """How a namespace of the async client runs an operation."""
+
+    def __call__(self, operation: Operation[T], /) -> Awaitable[T]: ...
+
+
+class SyncRun(Protocol):
+    """How a namespace of the sync client runs an operation."""
+
+    def __call__(self, operation: Operation[T], /) -> T: ...
 
 
 def documented_by(other: object) -> Callable[[_F], _F]:

@@ -6,10 +6,12 @@
 
 -- A leader's lease. One row, made once and updated a few times a minute by one process: no hot row, and
 -- no session lock, so that it works through a transaction pooler and a frozen process cannot keep it.
--- The term grows with each election; every write of a leader asks for its own.
+-- The term grows with each election; every write of a leader asks for its own, and locks the row with
+-- `for key share`. The term is unique so that an election changes a key, which waits for such writes,
+-- while a renewal does not.
 create table {schema}.leader (
     only_one    boolean primary key default true check (only_one),
-    term        bigint not null,
+    term        bigint not null unique,
     worker_id   bigint,
     worker      text,
     elected_at  timestamptz,
