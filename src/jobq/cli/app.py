@@ -6,6 +6,7 @@ import click
 
 from jobq import __version__
 from jobq.cli.demo import demo
+from jobq.cli.doctor import doctor
 from jobq.cli.migrate import migrate
 from jobq.cli.worker import worker
 
@@ -20,5 +21,6 @@ def app() -> None:
 
 
 app.add_command(demo)
+app.add_command(doctor)
 app.add_command(migrate)
 app.add_command(worker)

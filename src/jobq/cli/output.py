@@ -1,0 +1,152 @@
+"""How commands print: tables for people, JSON for programs, nothing that a terminal would obey.
+
+What comes from the database was written by anybody. Control characters, and the marks that turn the
+direction of writing, are shown as escapes; JSON is ASCII-safe by itself and keeps every digit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import sys
+import unicodedata
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jobq._units import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+Cell: TypeAlias = "str | int | float | datetime | timedelta | None"
+
+# Cc: control; Cf: format, among them those that turn the direction; Cs: lone surrogates; Zl, Zp: line ends.
+_ESCAPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# …but these join emoji and letters of many scripts, and do nothing else.
+_KEPT: Final = frozenset({"\u200c", "\u200d"})
+
+JSON_OPTION: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def safe(text: str, *, keep_lines: bool = False) -> str:
+    """Return a text with all that a terminal could obey written as escapes.
+
+    Args:
+        text: what somebody else wrote.
+        keep_lines: leave newlines and tabs as they are, for text that is shown as a block.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_safe_character(char, keep_lines=keep_lines) for char in text)
+
+
+def _safe_character(char: str, *, keep_lines: bool) -> str:
+    if keep_lines and char in "\n\t":
+        return char
+    if unicodedata.category(char) in _ESCAPED and char not in _KEPT:
+        return char.encode("unicode_escape", "surrogatepass").decode()
+    return char
+
+
+def shorten(text: str, limit: int) -> str:
+    """Cut a text to so many characters, and show that it was cut."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def instant(moment: datetime | None) -> str:
+    """Write an instant in UTC, to the second."""
+    return "" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S") + "Z"
+
+
+def cell(value: Cell) -> str:
+    """Return a value as a table shows it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, datetime):
+        return instant(value)
+    if isinstance(value, timedelta):
+        return duration(value.total_seconds())
+    return safe(value)
+
+
+def console(*, to_stderr: bool = False) -> Console:
+    """Return a console for the terminal, or the pipe, that there is.
+
+    In a pipe a table is as wide as its content: whoever cuts columns there does not want folded ones.
+    """
+    stream: TextIO = sys.stderr if to_stderr else sys.stdout
+    if not _is_utf8(stream) and isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    made = Console(file=sys.stderr if to_stderr else sys.stdout, highlight=False, markup=False, emoji=False)
+    if not made.is_terminal:
+        made.width = 10_000
+    return made
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    right: Iterable[str] = (),
+    empty: str = "nothing",
+) -> None:
+    """Print rows under their headings; in a pipe, without a frame.
+
+    Args:
+        columns: the headings.
+        rows: one sequence of cells a row.
+        right: the headings whose columns hold numbers.
+        empty: what to say when there are no rows.
+    """
+    lines = [[cell(value) for value in row] for row in rows]
+    out = console()
+    if not lines:
+        click.echo(empty, err=not out.is_terminal)
+        return
+    numbers = frozenset(right)
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for column in columns:
+        table.add_column(
+            column,
+            justify="right" if column in numbers else "left",
+            overflow="fold",
+            no_wrap=not out.is_terminal,
+        )
+    for line in lines:
+        table.add_row(*map(Text, line))
+    out.print(table)
+
+
+def print_json(value: object) -> None:
+    """Print a value as one JSON document: dataclasses as objects, times in ISO 8601, every digit."""
+    indent = 2 if sys.stdout.isatty() else None
+    click.echo(json.dumps(value, default=_as_json, ensure_ascii=not _is_utf8(sys.stdout), indent=indent))
+
+
+def _as_json(value: Any) -> object:
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return str(value)
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+def _is_utf8(stream: TextIO) -> bool:
+    return (stream.encoding or "").lower().replace("-", "") == "utf8"
