@@ -119,3 +119,107 @@ create index finished_not_completed on {schema}.finished (state, finished_at) wh
 
 revoke all on {schema}.leader, {schema}.periodic, {schema}.periodic_tick, {schema}.pause,
     {schema}.cancel_request, {schema}.retention, {schema}.operator_log from public;
+
+-- As in the migration before, and: documents are nested no deeper than those that the clients make, for
+-- what a reader's stack can hold differs; a time to expire lies ahead.
+create or replace function {schema}.enqueue(
+    kind         text,
+    args         jsonb       default '{}',
+    queue        text        default 'default',
+    priority     integer     default 0,
+    run_at       timestamptz default null,
+    max_attempts integer     default 25,
+    timeout      interval    default '1 hour',
+    unique_key   text        default null,
+    meta         jsonb       default null,
+    tags         text[]      default null,
+    expires_at   timestamptz default null
+) returns table (id bigint, inserted boolean) language plpgsql as $jobq$
+#variable_conflict use_column
+declare
+    -- A container within a hundred others. The walk ends there, and short documents are spared it.
+    too_deep constant jsonpath := 'strict $.**{100} ? (@.type() == "array" || @.type() == "object")';
+    problem constant text := case
+        when kind is null or octet_length(kind) not between 1 and 128 then 'kind: 1 to 128 bytes'
+        when kind ~ '[\u0001-\u001f\u007f-\u009f]' then 'kind: without control characters'
+        when args is null then 'args: a JSON document, not null'
+        when octet_length(args::text) > 1048576 then 'args: at most 1 MiB'
+        when octet_length(args::text) > 201 and pg_catalog.jsonb_path_exists(args, too_deep)
+            then 'args: nested deeper than 100 levels'
+        when queue is null or octet_length(queue) not between 1 and 128 then 'queue: 1 to 128 bytes'
+        when queue ~ '[\u0001-\u001f\u007f-\u009f]' then 'queue: without control characters'
+        when priority is null or priority not between -9 and 9 then 'priority: -9 to 9'
+        when run_at > '9999-12-30 00:00:00+00' then 'run_at: before the year 10000'
+        when run_at < '0001-01-02 00:00:00+00' then 'run_at: after the year 0'
+        when max_attempts is null or max_attempts not between 1 and 32767 then 'max_attempts: 1 to 32767'
+        when timeout <= interval '0' then 'timeout: more than 0, or null for no limit'
+        when timeout > interval '36525 days' then 'timeout: at most 100 years, or null for no limit'
+        when unique_key = '' then 'unique_key: not empty, or null for none'
+        when jsonb_typeof(meta) <> 'object' then 'meta: a JSON object, or null'
+        when octet_length(meta::text) > 16384 then 'meta: at most 16 KiB'
+        when octet_length(meta::text) > 201 and pg_catalog.jsonb_path_exists(meta, too_deep)
+            then 'meta: nested deeper than 100 levels'
+        when cardinality(tags) > 20 or array_ndims(tags) > 1 then 'tags: a list of at most 20'
+        when tags is not null and exists (
+            select from unnest(tags) tag where tag is null or octet_length(tag) not between 1 and 100
+        ) then 'tags: each of 1 to 100 bytes'
+        when expires_at > '9999-12-30 00:00:00+00' then 'expires_at: before the year 10000'
+        when expires_at <= pg_catalog.statement_timestamp() then 'expires_at: in the future'
+        when expires_at <= run_at then 'expires_at: after run_at'
+    end;
+    held_key constant bytea := pg_catalog.substring(
+        pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.normalize(unique_key, 'NFC'), 'UTF8')), 1, 16);
+    last_generation integer;
+    holder bigint;
+begin
+    if problem is not null then
+        raise exception 'jobq: %', problem using errcode = 'invalid_parameter_value';
+    end if;
+    enqueue.id := pg_catalog.nextval('{schema}.job_id_seq');
+    enqueue.inserted := held_key is null;
+
+    -- A key is held while the job of its newest generation is live. The insert waits for a
+    -- concurrent holder's transaction; when that commits, the next round sees it.
+    for round in 1 .. 10 loop
+        exit when enqueue.inserted;
+        select u.generation, u.job_id into last_generation, holder
+        from {schema}.unique_key u where u.key = held_key order by u.generation desc limit 1;
+        if coalesce(
+            (select 1 from {schema}.ready w where w.job_id = holder limit 1),
+            (select 1 from {schema}.scheduled w where w.job_id = holder limit 1),
+            (select 1 from {schema}.running w where w.job_id = holder limit 1)) is not null
+        then
+            enqueue.id := holder;
+            return next;
+            return;
+        end if;
+        insert into {schema}.unique_key (key, generation, job_id)
+        values (held_key, coalesce(last_generation, 0) + 1, enqueue.id) on conflict do nothing;
+        enqueue.inserted := found;
+    end loop;
+    if not enqueue.inserted then
+        raise exception 'jobq: a unique key was lost to other transactions 10 times; try the enqueue again'
+            using errcode = 'serialization_failure';
+    end if;
+
+    insert into {schema}.job (id, kind, args, max_attempts, timeout_s, expires_at, unique_key, unique_name, meta, tags)
+    values (enqueue.id, enqueue.kind, enqueue.args, enqueue.max_attempts,
+            pg_catalog.date_part('epoch', enqueue.timeout), enqueue.expires_at,
+            held_key, pg_catalog.left(pg_catalog.normalize(enqueue.unique_key, 'NFC'), 200),
+            nullif(enqueue.meta, '{}'), nullif(enqueue.tags, '{}'));
+    if enqueue.run_at > pg_catalog.statement_timestamp() then
+        insert into {schema}.scheduled (job_id, run_at, reason, queue, priority)
+        values (enqueue.id, enqueue.run_at, 'scheduled', enqueue.queue, enqueue.priority);
+    else
+        insert into {schema}.ready (job_id, queue, priority)
+        values (enqueue.id, enqueue.queue, enqueue.priority);
+        -- Notify only when a listener waits: it holds this lock shared (see the clients' enqueue).
+        if pg_catalog.pg_try_advisory_lock(pg_catalog.hashtext({schema_name}), pg_catalog.hashtext(enqueue.queue)) then
+            perform pg_catalog.pg_advisory_unlock(
+                pg_catalog.hashtext({schema_name}), pg_catalog.hashtext(enqueue.queue));
+        else
+            perform pg_catalog.pg_notify({channel}, enqueue.queue);
+        end if;
+    end if;
+    return next;
+end $jobq$;
