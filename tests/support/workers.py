@@ -165,7 +165,15 @@ async def _work(settings: dict[str, Any]) -> None:
 
 
 def _config(values: dict[str, Any]) -> jobq.WorkerConfig:
-    plain = {"queues", "prefetch", "crash_limit", "completion_batch", "pending_outcomes", "exit_when_blocked"}
+    plain = {
+        "queues",
+        "prefetch",
+        "crash_limit",
+        "completion_batch",
+        "pending_outcomes",
+        "exit_when_blocked",
+        "leads",
+    }
     fields: dict[str, Any] = {
         name: value if name in plain else timedelta(seconds=value) for name, value in values.items()
     }

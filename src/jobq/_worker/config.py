@@ -44,6 +44,8 @@ class WorkerConfig:
         pending_outcomes: unrecorded outcomes beyond which nothing more is claimed.
         exit_when_blocked: whether the process ends itself (code 70) when a handler blocks the
             event loop for longer than its time limit and grace; its jobs are then rescued.
+        leads: whether this worker may be the fleet's leader, which starts schedules and removes old
+            jobs, on one more connection. At least one worker of each schema must.
 
     Raises:
         ConfigError: names the setting and what would do.
@@ -64,6 +66,7 @@ class WorkerConfig:
     completion_delay: timedelta = timedelta(milliseconds=4)
     pending_outcomes: int = 10_000
     exit_when_blocked: bool = True
+    leads: bool = True
 
     def __post_init__(self) -> None:
         self._check_types()

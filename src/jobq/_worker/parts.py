@@ -19,6 +19,7 @@ from jobq._worker.duties import Promoter, Rescuer
 from jobq._worker.execution import StopReason
 from jobq._worker.executor import Executor
 from jobq._worker.fetcher import Fetcher
+from jobq._worker.leader import Leader
 from jobq._worker.lease import Identity, Lease, LoopWatch
 from jobq._worker.lines import Line
 from jobq._worker.link import Link
@@ -100,8 +101,10 @@ class Parts:
         self._rescuer = Rescuer(
             self._duties, schema, config, self.counters, self.lease, self._rescued_discards
         )
+        leading = Link(conninfo, schema, f"jobq leader {self.name}", limit_s)
+        self._leader = Leader(self._duties, leading, schema, config, self.lease, self.name, [])
         self._notices = DiscardNotices(self._duties, schema, jobs)
-        self._links = (self._claims, self._outcomes, self._duties, listening)
+        self._links = (self._claims, self._outcomes, self._duties, leading, listening)
         self._claiming: list[asyncio.Task[None]] = []
         self._serving: list[asyncio.Task[None]] = []
         self.is_clogged = False
@@ -129,6 +132,8 @@ class Parts:
         self._claiming = [
             _task(part.run()) for part in (self.fetcher, self.listener, self._promoter, self._rescuer)
         ]
+        if self.config.leads:
+            self._claiming.append(_task(self._leader.run()))
 
     async def _restamp(self) -> None:
         for line in self.lines:
@@ -171,7 +176,8 @@ class Parts:
                 link.give_up()  # nobody waits for its answers any longer
         told = _task(self._notices.told())
         await asyncio.wait([told], timeout=_LAST_NOTICES_S)
-        ending = (flush, told, *self.tasks)
+        goodbye = self._leader.goodbye
+        ending = (flush, told, *self.tasks, *([goodbye] if goodbye else []))
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -205,6 +211,8 @@ class Parts:
             uncertain=counters.uncertain,
             renewals=self.lease.renewals,
             listening=self.listener.hears,
+            is_leader=self._leader.term is not None,
+            term=self._leader.term.number if self._leader.term else None,
         )
 
     # What the parts tell each other

@@ -38,6 +38,8 @@ class WorkerStats:
         uncertain: outcomes sent twice because a reply was lost, of which nobody can say more.
         renewals: heartbeats so far.
         listening: whether notifications arrive.
+        is_leader: whether this worker does the fleet's duties now; ``term`` says since which election,
+            ``None`` when it does not.
     """
 
     running: int = 0
@@ -53,3 +55,5 @@ class WorkerStats:
     uncertain: int = 0
     renewals: int = 0
     listening: bool = False
+    is_leader: bool = False
+    term: int | None = None
