@@ -31,10 +31,13 @@ class Call(NamedTuple):
     Attributes:
         sql: the text with ``$1``… placeholders, every one of them cast to its type.
         params: scalars, and lists of scalars or ``None`` for arrays.
+        replan: plan it anew each time. For statements that are rare and read: a plan that was kept from
+            when the tables were empty reads them whole until somebody analyzes them.
     """
 
     sql: str
     params: Sequence[Any] = ()
+    replan: bool = False
 
 
 Operation: TypeAlias = Generator[Call, Rows, T]

@@ -105,7 +105,7 @@ def execute(cursor: SyncCursor, call: Call, *, prepare: bool | None = None) -> R
     sql: Any = call.sql  # psycopg wants a literal; this is made of literals and quoted identifiers
     try:
         if call.params:
-            cursor.execute(sql, text_params(call.params), prepare=prepare)
+            cursor.execute(sql, text_params(call.params), prepare=False if call.replan else prepare)
         else:
             cursor.execute(sql, prepare=prepare or False)
         result = cursor.pgresult  # None in the caller's pipeline, until it is asked for
@@ -121,7 +121,9 @@ async def execute_async(cursor: AsyncCursor, call: Call, *, prepare: bool | None
     sql: Any = call.sql  # psycopg wants a literal; this is made of literals and quoted identifiers
     try:
         if call.params:
-            await cursor.execute(sql, text_params(call.params), prepare=prepare)
+            await cursor.execute(
+                sql, text_params(call.params), prepare=False if call.replan else prepare
+            )
         else:
             await cursor.execute(sql, prepare=prepare or False)
         result = cursor.pgresult  # None in the caller's pipeline, until it is asked for

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from importlib import resources
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from jobq._errors import ConfigError, SchemaError, SchemaMissing, SchemaOutdated, SchemaTooNew
+from jobq._messages import migrate_advice, shown
 from jobq._operation import Call, Operation, in_schema
 
 OLDEST_SERVER: Final = 140000
@@ -60,14 +61,14 @@ def validate_schema_name(schema: str) -> str:
         ConfigError: it is empty, longer than 63 bytes, starts with ``pg_``, or has a quote,
             control character, backslash, percent sign, dollar sign or brace in it.
     """
-    if not schema:
-        raise ConfigError(f"schema={schema!r}: the name of a PostgreSQL schema, such as 'jobq'")
+    if not (isinstance(cast("object", schema), str) and schema):
+        raise ConfigError(f"schema={shown(schema)}: the name of a PostgreSQL schema, such as 'jobq'")
     try:
         size = len(schema.encode())
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"schema={schema!r}: not valid Unicode") from error
+    except UnicodeEncodeError:
+        raise ConfigError(f"schema={shown(schema)}: no valid Unicode") from None
     if size > 63:
-        raise ConfigError(f"schema={schema!r}: {size} bytes; PostgreSQL's names end at 63")
+        raise ConfigError(f"schema={shown(schema)}: {size} bytes; PostgreSQL's names end at 63")
     if _FORBIDDEN_IN_NAME.search(schema):
         raise ConfigError(
             f"schema={schema!r}: a schema's name has no quotes, control characters, backslashes, "
@@ -131,7 +132,7 @@ def check_schema(schema: str) -> Operation[None]:
     """
     status = yield from read_status(schema)
     where = f'schema "{schema}" of database "{status.database}"'
-    run_this = "run `jobqctl migrate`, or `client.migrate()` at start"
+    run_this = migrate_advice(schema)
     if status.version == 0:
         raise SchemaMissing(f"there is no jobq {where}: {run_this}")
     if status.version < code_version():

@@ -6,9 +6,10 @@ import enum
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
-import msgspec
+from jobq._documents import read_document
+from jobq._errors import ArgumentsDecodeError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +30,10 @@ class JobState(enum.StrEnum):
         """Whether a job in this state has ended."""
         return self in _TERMINAL
 
+
+# A row that somebody wrote by hand may hold what Python's years cannot, infinity too.
+_FIRST_MOMENT_S: Final = datetime.min.replace(tzinfo=UTC).timestamp()
+_LAST_MOMENT_S: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1.0
 
 _TERMINAL: Final = frozenset({JobState.COMPLETED, JobState.DISCARDED, JobState.CANCELLED})
 
@@ -76,6 +81,11 @@ class AttemptError:
 @dataclass(frozen=True, slots=True)
 class JobInfo:
     """A job as the database shows it at one moment.
+
+    A job that SQL or another language made may hold what Python's usual types do not. Then, in ``args``,
+    ``meta`` and ``result``, a number beyond them is a ``Decimal``, and a document nested too deep for a
+    stack here is a ``msgspec.Raw``, its JSON text. A moment outside the years 1 to 9999 is shown as the
+    first or the last of them.
 
     Attributes:
         id, kind, queue, priority, args, meta, tags: as they were enqueued (``args`` as plain JSON).
@@ -188,12 +198,20 @@ class Job:
     @property
     def created_at(self) -> datetime:
         """When the job was enqueued, by the database's clock."""
-        return datetime.fromtimestamp(self._created, UTC)
+        created = min(max(self._created, _FIRST_MOMENT_S), _LAST_MOMENT_S)
+        return datetime.fromtimestamp(created, UTC)
 
     @property
     def meta(self) -> dict[str, Any]:  # JSON written by the caller: nobody else knows its shape
-        """What was enqueued beside the arguments."""
-        return msgspec.json.decode(self._meta, type=dict[str, Any]) if self._meta else {}
+        """What was enqueued beside the arguments.
+
+        Raises:
+            ArgumentsDecodeError: something else than jobq wrote it, and it cannot be read.
+        """
+        meta = read_document(self._meta) if self._meta else {}
+        if not isinstance(meta, dict):
+            raise ArgumentsDecodeError(f"job {self.id}: its meta is no object that can be read here")
+        return cast("dict[str, Any]", meta)
 
     @property
     def tags(self) -> tuple[str, ...]:

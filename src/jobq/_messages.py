@@ -1,0 +1,31 @@
+"""What several messages say in the same way."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final
+
+DEFAULT_SCHEMA: Final = "jobq"
+
+_MAX_SHOWN: Final = 80  # characters of a value that a message shows
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: cut where it is long, whatever its ``__repr__`` does."""
+    try:
+        text = repr(value[:_MAX_SHOWN] if isinstance(value, str) else value)
+    except Exception:  # noqa: BLE001 - an object of the user's own, or an integer too long to show
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+
+
+def migrate_advice(schema: str | None) -> str:
+    """Return what to run where the schema lacks something.
+
+    Args:
+        schema: its name; ``None`` where nobody knows.
+    """
+    if schema is None:
+        return "run `jobqctl migrate` (with --schema, where it is not jobq), or `client.migrate()` at start"
+    option = "" if schema == DEFAULT_SCHEMA else f" --schema {shlex.quote(schema)}"
+    return f"run `jobqctl migrate{option}`, or `client.migrate()` at start"
