@@ -6,6 +6,7 @@ SQLSTATE. An error without one never reached a server, or lost it on the way.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import psycopg
@@ -19,6 +20,7 @@ from jobq._errors import (
     SchemaOutdated,
     TransactionError,
 )
+from jobq._messages import migrate_advice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,8 +44,10 @@ _CONFLICT_CLASS: Final = "40"  # serialization failure, deadlock: the same again
 # SQLAlchemy and Django refuse statements in a transaction that they know to have failed, and on a
 # session that is bound to nothing.
 _REFUSED_BY_LIBRARY: Final = frozenset({"InvalidRequestError", "TransactionManagementError"})
-_MIGRATE: Final = "run `jobqctl migrate`, or `client.migrate()` at start"
 _CHAIN_LIMIT: Final = 8
+# relation "jobq.ready" does not exist; function jobq.enqueue(text, jsonb) does not exist
+_QUALIFIED: Final = re.compile(r'["«„“](.+)\.[a-z_]+["»“”]')
+_CALLED: Final = re.compile(r" (\S+)\.[a-z_]+\(")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -96,10 +100,19 @@ def map_error(error: BaseException) -> Error:
     if state == _FAILED_TRANSACTION:
         return TransactionError(f"the transaction has failed before this call: {text}")
     if state in _MISSING_STATES:
-        return SchemaMissing(f"{text}: is jobq's schema in this database? {_MIGRATE}")
+        return SchemaMissing(
+            f"{text}: is jobq's schema in this database? {migrate_advice(_schema_of(text))}"
+        )
     if state in _OUTDATED_STATES:
-        return SchemaOutdated(f"{text}: jobq's schema is older than this code needs; {_MIGRATE}")
+        advice = migrate_advice(_schema_of(text))
+        return SchemaOutdated(f"{text}: jobq's schema is older than this code needs; {advice}")
     return DatabaseError(f"{text} (SQLSTATE {state})")
+
+
+def _schema_of(text: str) -> str | None:
+    """Return the schema that a server's message names, in whatever language it speaks."""
+    found = _QUALIFIED.search(text) or _CALLED.search(text)
+    return found[1] if found else None
 
 
 def _map_client_side(error: BaseException, text: str) -> Error:
