@@ -123,16 +123,33 @@ def test_one_job_that_kills_its_worker_is_discarded_and_the_nineteen_beside_it_c
         assert crashes <= 1, "only the first crash met it"
 
 
-def test_a_claim_for_a_worker_that_runs_a_suspect_leaves_other_suspects_where_they_are(dsn: str) -> None:
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("below", "one_above", "crashes", "expected"),
+    [
+        (1, False, [0, 1, 0, 2, 1], [0, 2]),  # one that must be alone is here: no other suspect
+        (2, False, [0, 1, 0, 2, 1], [0, 1, 2, 4]),  # suspects are here: none that must be alone
+        (2, True, [0, 1, 0, 2, 1], [0, 1, 2, 4]),  # the first suspect decides…
+        (2, True, [0, 2, 0, 2, 1], [0, 1, 2]),  # …and where it must be alone, it comes alone
+        (1, True, [0, 2, 1, 0, 1], [0, 1, 3]),
+        (1, True, [1, 1, 1], [0]),
+        (2, True, [1, 1, 1], [0, 1, 2]),
+        (2, True, [2, 0, 0], [0, 1, 2]),
+    ],
+)
+def test_a_claim_takes_no_suspect_that_could_not_start(
+    dsn: str, below: int, one_above: bool, crashes: list[int], expected: list[int]
+) -> None:
     with Storage(dsn) as store:
         store.worker(1)
-        suspects, innocents = store.enqueue(3), store.enqueue(3)
-        store.sql("update jobq.ready set crashes = 1 where job_id = any (%s)", suspects)
+        job_ids = [store.enqueue()[0] for _ in crashes]
+        for job_id, count in zip(job_ids, crashes, strict=True):
+            store.sql("update jobq.ready set crashes = %s where job_id = %s", count, job_id)
         ranges = LaneMarks().ranges()
-        claimed = store.run(claim(SCHEMA, "default", ranges, 10, 1, suspects=False))
-        assert [job.job_id for job in claimed] == innocents
-        claimed = store.run(claim(SCHEMA, "default", ranges, 10, 1))
-        assert [job.job_id for job in claimed] == suspects
+        claimed = store.run(claim(SCHEMA, "default", ranges, 10, 1, below=below, one_above=one_above))
+        assert [job_ids.index(job.job_id) for job in claimed] == expected
+        left = set(job_ids) - {job.job_id for job in claimed}
+        assert {store.place(job_id).attempt for job_id in left} <= {0}, "what is left was never claimed"
 
 
 # A blocked loop

@@ -2,7 +2,8 @@
 
 A lease that runs out would bring them back too, in half a minute. Here it is known at once that the
 process is gone, so they come back in milliseconds. Who pays depends on how it ended: whoever was stopped
-hands back, and no job pays; whoever died may have died of one of its jobs, so each pays one crash.
+hands back, and no job pays; whoever died may have died of one of its jobs, so each that it had begun pays one
+crash. What it had only claimed is handed back: a prefetch of hundreds must not make as many suspects.
 
 It has a thread of its own, since the database may be slow or away, and a supervisor must not be.
 """
@@ -38,12 +39,15 @@ class Estate(NamedTuple):
     Attributes:
         process: what to call it in the log.
         worker_ids: those that it had registered.
-        died: whether it died by itself, so that its jobs are suspects.
+        died: whether it died by itself, so that the jobs that it had begun are suspects.
+        started: which those are. ``None`` or none: all that it held, for then nobody knows, or it died
+            of what a job brought before it was begun.
     """
 
     process: str
     worker_ids: tuple[int, ...]
     died: bool
+    started: frozenset[int] | None = None
 
 
 class Aftercare:
@@ -134,6 +138,11 @@ class Aftercare:
     def _rescue(self, estate: Estate) -> None:
         session = self._open()
         for worker_id in estate.worker_ids:
+            if estate.started:
+                # Before its end is declared: other workers' rescuers charge all that they find then.
+                back = session.run(release(self._schema, worker_id, list(estate.started)))
+                if back:
+                    logger.info("%s: %s handed back that it had not begun", estate.process, _count(back))
             session.run(end(self._schema, worker_id, "died"))
         leave = session.run(at_crash_limit(self._schema, self._crash_limit))
         for _ in range(_MOST_BATCHES):

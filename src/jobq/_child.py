@@ -5,6 +5,8 @@ stands in a command line; and the word ``stop``. A word and not a signal, becaus
 often signals every process of it (systemd does): passed on as well, one SIGTERM would arrive as two, and
 a second one means "at once". From the child: a line of JSON for each worker id that it registers, and
 one that says that it is about to end in order. And for both, its end says that the other is dead.
+
+Beside it they share a table of the jobs that the child has begun (`jobq._worker.started`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+from jobq._worker.started import make_table, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +50,7 @@ class Child:
     """One worker process, in a process group of its own.
 
     Args:
-        command: what to run; the number of its end of the socket is added.
+        command: what to run; the numbers of its end of the socket and of its table are added.
         settings: a line of JSON for it, without the newline.
 
     Raises:
@@ -54,16 +58,18 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str], settings: bytes) -> None:
+        self._table = make_table()
         self._socket, theirs = socket.socketpair()
+        descriptors = theirs.fileno(), self._table
         try:
             self._popen = subprocess.Popen(
-                [*command, str(theirs.fileno())],
+                [*command, *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=descriptors,
                 process_group=0,  # the terminal's Ctrl-C is for the supervisor alone
             )
         except BaseException:
-            self._socket.close()
+            self.close()
             raise
         finally:
             theirs.close()
@@ -119,9 +125,14 @@ class Child:
             return False
         return True
 
+    def started(self) -> frozenset[int] | None:
+        """Return the jobs that it had begun and not recorded, ``None`` when nobody can tell."""
+        return read_table(self._table)
+
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket and the table."""
         self._socket.close()
+        os.close(self._table)
 
     def _note(self, line: bytes) -> None:
         try:

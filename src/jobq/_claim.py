@@ -21,24 +21,30 @@ if TYPE_CHECKING:
 # The worker's own row is part of the claim: one whose lease was declared over gets nothing, even
 # if it does not know yet. `left join`: a job whose payload is missing must end, not wait for ever;
 # and lateral, with a limit: joined directly, `job` is read whole when ANALYZE saw it empty.
-# $8: whether to take jobs that a worker has died with; one that runs such a job leaves the others.
+# $8, $9: of the jobs that a worker has died with, those with fewer crashes than $8, any number of them;
+# or instead one that has as many or more, where it stands first. What is left was never claimed.
 CLAIM: Final = """
 with s as materialized (
-    select l.tid
+    select l.tid, l.crashes
     from unnest($1::int2[], $2::text[]::xid8[], $3::int8[], $4::text[]::xid8[])
          o(priority, from_xid, from_id, to_xid)
     cross join lateral (
-        select ctid as tid from {schema}.ready
+        select ctid as tid, crashes from {schema}.ready
         where queue = $5::text and priority = o.priority
           and (xid, (job_id + 0)) >= (o.from_xid, o.from_id) and xid <= o.to_xid
-          and (crashes = 0 or $8::bool)
+          and (crashes < $8::int4 or $9::bool)
         order by xid, (job_id + 0)
         limit $6::int4 for update skip locked
     ) l
     where exists (select from {schema}.worker where id = $7::int8 and ended_at is null)
     limit $6::int4
+), suspect as materialized (
+    select tid, crashes from s where crashes > 0 limit 1
 ), x as (
-    delete from {schema}.ready where ctid = any (array(select tid from s)) returning *
+    delete from {schema}.ready where ctid = any (array(
+        select tid from s where crashes = 0 or tid = (select tid from suspect)
+                             or (crashes < $8::int4 and (select crashes from suspect) < $8::int4)))
+    returning *
 ), i as (
     insert into {schema}.running (job_id, worker_id, queue, priority, attempt, failures, crashes)
     select job_id, $7::int8, queue, priority, least(attempt, 2147483646) + 1, failures, crashes from x
@@ -83,6 +89,9 @@ select count(*) from u
 """
 
 
+ANY_CRASHES: Final = 2**31 - 1
+
+
 class Claimed(NamedTuple):
     """One row of a claim, in the statement's column order.
 
@@ -116,13 +125,16 @@ def claim(
     limit: int,
     worker_id: int,
     *,
-    suspects: bool = True,
+    below: int = ANY_CRASHES,
+    one_above: bool = True,
 ) -> Operation[list[Claimed]]:
     """Claim up to ``limit`` jobs of one queue for a worker, best lane first.
 
-    Without ``suspects``, jobs that a worker has died with are left to others.
+    Of the jobs that a worker has died with, those with fewer than ``below`` crashes (1 or more) are taken
+    as any other. With ``one_above``, a single one with as many or more may come instead of those, where
+    it stands before them.
     """
-    parameters = [*_arrays(ranges), queue, limit, worker_id, suspects]
+    parameters = [*_arrays(ranges), queue, limit, worker_id, below, one_above]
     rows = yield Call(in_schema(CLAIM, schema), parameters)
     return list(map(Claimed._make, rows))
 

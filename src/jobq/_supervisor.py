@@ -307,13 +307,14 @@ class Supervisor:
         place.child = None
         with contextlib.suppress(KeyError):  # it had closed its socket before
             self._selector.unregister(child)
+        started = child.started()
         child.close()
         self._has_worked = self._has_worked or bool(child.worker_ids)
         name = f"worker process {place.number} (pid {child.pid})"
         if child.worker_ids:
             # A code alone proves nothing: a handler, too, may call os._exit(0).
             died = child.ending is None and not child.was_killed
-            self._aftercare.add(Estate(name, tuple(child.worker_ids), died))
+            self._aftercare.add(Estate(name, tuple(child.worker_ids), died, started))
         if self._is_stopping:
             logger.info("%s %s", name, describe_end(code, child.ending))
         elif code == EXIT_CONFIG and not self._has_worked:

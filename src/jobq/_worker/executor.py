@@ -19,6 +19,7 @@ from jobq._worker.decide import hand_back, on_exception, on_timeout, undecidable
 from jobq._worker.execution import Execution, StopReason
 from jobq._worker.outcome import Completion
 from jobq._worker.processes import ProcessKilled, ProcessRunner
+from jobq._worker.suspects import Suspects, alone_from
 from jobq._worker.threads import ThreadRunner
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from jobq._worker.config import WorkerConfig
     from jobq._worker.lease import Lease
     from jobq._worker.lines import Line
+    from jobq._worker.started import StartedJobs
     from jobq._worker.stats import Counters
 
 logger = logging.getLogger("jobq.worker")
@@ -70,10 +72,16 @@ class Executor:
         self._threads = ThreadRunner(self._loop, self._thread_ended, slots * 2)
         self._processes = ProcessRunner()
         self.running: set[Execution] = set()
-        self.suspect: Execution | None = None  # the one job in here whose worker died with it before
+        self.suspects = Suspects()
+        self.started: StartedJobs | None = None  # what a supervisor reads should this process die
         self._one_ended = asyncio.Event()
         self.last_tick = time.monotonic()
         self.is_draining = False
+
+    def report_starts(self, started: StartedJobs, crash_limit: int) -> None:
+        """Report what starts here to a supervisor, which makes a crash of this process a cheap one."""
+        self.started = started
+        self.suspects.alone_from = alone_from(crash_limit, supervised=True)
 
     # Start
 
@@ -88,6 +96,8 @@ class Executor:
         if not self._lease.is_safe(execution.identity):
             self._on_outcome(execution, hand_back(execution.job.id, execution.job.attempt))
             return
+        if self.started is not None:  # before anything that is the job's own: its arguments may bite
+            self.started.add(execution.claimed.job_id, execution.claimed.attempt)
         try:
             arguments = (
                 None if handler.mode == "process" else handler.decode(execution.claimed.args or "null")

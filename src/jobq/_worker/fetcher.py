@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from jobq._claim import claim, refresh
 from jobq._errors import DatabaseUnavailable, Error
-from jobq._outcomes import Settlement
 from jobq._worker.decide import hand_back, refuse
 from jobq._worker.execution import Execution
 
@@ -37,8 +36,6 @@ _RESCAN_S: Final = 60.0  # the marks' backstop: every lane from its beginning, a
 _RESCAN_COST_FACTOR: Final = 50.0  # …and never for more than 2 % of the time
 _NO_IDENTITY_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
-_SUSPECT_PAUSE_S: Final = 0.1  # a suspect that another one kept out comes back after this, at least
-_SUSPECT_LONGEST_PAUSE_S: Final = 5.0
 
 
 class Fetcher:
@@ -144,6 +141,7 @@ class Fetcher:
         if line.marks_generation != self._link.generation:
             line.marks.forget()
             line.marks_generation = self._link.generation
+        below, one_above = self._executor.suspects.admission(has_slot=line.has_slot)
         try:
             claimed = await self._link.run(
                 claim(
@@ -152,7 +150,8 @@ class Fetcher:
                     line.marks.ranges(),
                     wanted,
                     identity.id,
-                    suspects=self._executor.suspect is None,
+                    below=below,
+                    one_above=one_above,
                 )
             )
         except (DatabaseUnavailable, asyncio.CancelledError):
@@ -200,22 +199,12 @@ class Fetcher:
             await self._take_suspects(line, suspects)
 
     async def _take_suspects(self, line: Line, suspects: Sequence[Execution]) -> None:
-        """Let one suspect in at a time, and none before the others are safely out of this process.
-
-        A job whose worker died may be what killed it. Were two in one process, the innocent one
-        would be counted as a suspect of the next death too. While one is here, none is claimed.
-        """
-        keep, *others = suspects
-        self._executor.suspect = keep
-        pause_s = _SUSPECT_PAUSE_S
-        for execution in others:
-            pause_s = min(pause_s * 1.3, _SUSPECT_LONGEST_PAUSE_S)
-            job = execution.job
-            back = Settlement(job.id, job.attempt, "scheduled", "suspect", delay_s=pause_s)
-            self._completer.add(execution.identity.id, back)
+        """Let suspects in, but none before the others are safely out of this process."""
+        for execution in suspects:
+            self._executor.suspects.add(execution)
         try:
-            # Also what ended just now: not recorded, it would be done again, and suspected again.
+            # What ended just now and is not recorded would be done again, and suspected again.
             await self._completer.flushed()
         finally:
-            line.held.appendleft(keep)  # in a stop, too: from there it is handed back
+            line.held.extendleft(reversed(suspects))  # in a stop, too: from there they are handed back
         self._executor.fill(line)

@@ -85,6 +85,11 @@ class Line:
         target = int(self.slots * self._horizon_s / max(self.mean_run_s, 1e-6))
         return min(target, self._config.prefetch)
 
+    @property
+    def has_slot(self) -> bool:
+        """Whether a job that is claimed now would start at once."""
+        return self.running + len(self.held) < self.slots
+
     def wanted(self) -> int:
         """Return how many jobs to claim now: none while enough are held."""
         free = self.slots - self.running - len(self.held)

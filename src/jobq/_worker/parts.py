@@ -218,15 +218,17 @@ class Parts:
     # What the parts tell each other
 
     def _outcome(self, execution: Execution, outcome: Completion | Settlement) -> None:
-        if execution is self.executor.suspect:
-            self.executor.suspect = None
+        if execution.claimed.crashes and self.executor.suspects.discard(execution):
             self.fetcher.note_news(None)  # for other suspects may have been left alone
         self.completer.add(execution.identity.id, outcome)
 
     def _recorded(self, worker_id: int, outcomes: Sequence[Outcome]) -> None:
+        fences = [(outcome.job_id, outcome.attempt) for outcome in outcomes]
         for identity in self.lease.identities:
             if identity.id == worker_id:
-                identity.known.difference_update((o.job_id, o.attempt) for o in outcomes)
+                identity.known.difference_update(fences)
+        if self.executor.started is not None:
+            self.executor.started.discard(fences)
 
     def _room(self) -> None:
         self.fetcher.note_room()

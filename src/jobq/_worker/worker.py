@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from jobq._client import AsyncClient
     from jobq._jobs import Jobs
+    from jobq._worker.started import StartedJobs
 
 logger = logging.getLogger("jobq.worker")
 
@@ -43,6 +44,7 @@ class Worker:
         on_register: called with each worker id that this process takes, from any thread.
         ends_process: whether the process ends as soon as :meth:`run` has returned, handlers that
             would not stop included. Those that overran their time limit are then recorded as such.
+        started: where a supervisor sees which jobs this process has begun; ``None`` without one.
     """
 
     def __init__(self, client: AsyncClient, jobs: Jobs, config: WorkerConfig | None = None) -> None:
@@ -61,6 +63,7 @@ class Worker:
         self._signalled_at = 0.0
         self.on_register: Callable[[int], None] | None = None
         self.ends_process = False
+        self.started: StartedJobs | None = None
 
     async def run(self, *, handle_signals: bool = True) -> WorkerReport:
         """Run until :meth:`stop` is called or the process is told to end, then stop in order.
@@ -84,6 +87,8 @@ class Worker:
                 return WorkerReport(0, 0, (), 0, clogged=False)
             await self._client.check_schema()
             self._parts = Parts(self._client, self._jobs, self._config, self._note_registered)
+            if self.started is not None:
+                self._parts.executor.report_starts(self.started, self._config.crash_limit)
             return await self._run(self._parts)
         finally:
             self._is_running = False

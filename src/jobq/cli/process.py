@@ -1,6 +1,7 @@
-"""``python -m jobq.cli.process FD``: one worker process, started by a supervisor.
+"""``python -m jobq.cli.process FD TABLE``: one worker process, started by a supervisor.
 
-FD is its end of the supervisor's socket (see `jobq._child`): the settings come from there, then the word
+FD is its end of the supervisor's socket, TABLE the memory in which it notes what it has begun (see
+`jobq._child`): the settings come from there, then the word
 ``stop``; and when it ends, the supervisor is dead and nobody would restart or stop this process, so it
 stops by itself.
 """
@@ -27,6 +28,7 @@ from jobq._client import AsyncClient
 from jobq._errors import ConfigError, Error
 from jobq._worker import Worker
 from jobq._worker.exit_codes import EXIT_CONFIG, EXIT_LINGERING, FAST_EXIT_BASE
+from jobq._worker.started import StartedJobs
 from jobq.cli.application import load_jobs
 from jobq.cli.settings import ProcessSettings
 
@@ -46,10 +48,13 @@ class SupervisorLink:
 
     Args:
         descriptor: the inherited file descriptor.
+        table: that of the table of started jobs.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        os.set_inheritable(descriptor, False)  # noqa: FBT003 - not for what handlers start
+    def __init__(self, descriptor: int, table: int) -> None:
+        for inherited in (descriptor, table):
+            os.set_inheritable(inherited, False)  # noqa: FBT003 - not for what handlers start
+        self.started = StartedJobs(table)
         self._socket = socket.socket(fileno=descriptor)
         self._file = self._socket.makefile("rb")
         self._lock = threading.Lock()
@@ -101,7 +106,7 @@ def leave_at_once(code: int) -> NoReturn:
 
 def main() -> None:
     """Run the worker process."""
-    link = SupervisorLink(int(sys.argv[1]))
+    link = SupervisorLink(int(sys.argv[1]), int(sys.argv[2]))
     settings = link.settings()
     settings.configure_logging()
     code = run(link, settings)
@@ -156,6 +161,7 @@ async def _work(link: SupervisorLink, settings: ProcessSettings, jobs: Jobs) -> 
         worker = Worker(client, jobs, settings.worker_config())
         worker.on_register = link.note_worker
         worker.ends_process = True
+        worker.started = link.started
         stops: list[asyncio.Task[None]] = []
 
         def stop() -> None:
