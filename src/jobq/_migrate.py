@@ -24,7 +24,15 @@ from psycopg.pq import TransactionStatus
 from jobq._enqueue import enqueue_sql
 from jobq._errors import ConfigError, DatabaseError, Error, TransactionError
 from jobq._operation import Call, Operation, in_schema, run, run_async
-from jobq._postgres import async_cursor, execute, execute_async, map_error, sqlstate_of, sync_cursor
+from jobq._postgres import (
+    async_cursor,
+    connection_string,
+    execute,
+    execute_async,
+    map_error,
+    sqlstate_of,
+    sync_cursor,
+)
 from jobq._schema import (
     Migration,
     all_migrations,
@@ -268,7 +276,8 @@ def _connection(target: SyncTarget) -> Generator[psycopg.Connection[Any]]:
     with contextlib.ExitStack() as stack:
         try:
             if isinstance(target, str):
-                connection = stack.enter_context(psycopg.connect(target, autocommit=True))
+                conninfo = connection_string(target, name="jobq migrate")
+                connection = stack.enter_context(psycopg.connect(conninfo, autocommit=True))
             elif isinstance(target, psycopg_pool.ConnectionPool):
                 connection = stack.enter_context(target.connection())
             elif isinstance(target, psycopg.Connection):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -294,7 +303,8 @@ async def _async_connection(target: AsyncTarget) -> AsyncGenerator[psycopg.Async
     async with contextlib.AsyncExitStack() as stack:
         try:
             if isinstance(target, str):
-                connection = await psycopg.AsyncConnection.connect(target, autocommit=True)
+                conninfo = connection_string(target, name="jobq migrate")
+                connection = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
                 await stack.enter_async_context(connection)
             elif isinstance(target, psycopg_pool.AsyncConnectionPool):
                 connection = await stack.enter_async_context(target.connection())

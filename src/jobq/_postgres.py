@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import psycopg
 import psycopg.rows
-from psycopg import conninfo as psycopg_conninfo
 from psycopg.pq import ExecStatus, TransactionStatus
 
-from jobq._driver_errors import DRIVER_ERRORS, first_line, is_transient, map_error, sqlstate_of
-from jobq._errors import ConfigError, DatabaseUnavailable, Error
+from jobq._driver_errors import DRIVER_ERRORS, is_transient, map_error, sqlstate_of
+from jobq._dsn import CONNECTION_DEFAULTS, connection_string
+from jobq._errors import DatabaseUnavailable, Error
 from jobq._operation import Call, Operation, Row, Rows, array_literal, run, run_async
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = [
+    "CONNECTION_DEFAULTS",
     "AsyncSession",
     "SyncSession",
     "async_cursor",
@@ -121,9 +122,7 @@ async def execute_async(cursor: AsyncCursor, call: Call, *, prepare: bool | None
     sql: Any = call.sql  # psycopg wants a literal; this is made of literals and quoted identifiers
     try:
         if call.params:
-            await cursor.execute(
-                sql, text_params(call.params), prepare=False if call.replan else prepare
-            )
+            await cursor.execute(sql, text_params(call.params), prepare=False if call.replan else prepare)
         else:
             await cursor.execute(sql, prepare=prepare or False)
         result = cursor.pgresult  # None in the caller's pipeline, until it is asked for
@@ -133,18 +132,6 @@ async def execute_async(cursor: AsyncCursor, call: Call, *, prepare: bool | None
     except DRIVER_ERRORS as error:
         raise map_error(error) from error
 
-
-# A link that dies without a word (cable, firewall, virtual machine) is noticed by nobody until
-# somebody writes: probes after 5 s of silence, dead after two more, 2 s apart; and written data
-# that nobody acknowledges for 5 s breaks the connection too. libpq's own defaults are hours.
-CONNECTION_DEFAULTS: Final = {
-    "connect_timeout": "5",
-    "keepalives": "1",
-    "keepalives_idle": "5",
-    "keepalives_interval": "2",
-    "keepalives_count": "2",
-    "tcp_user_timeout": "5000",
-}
 
 # The server's own time limits stay inside the client's, so that it is the server that ends a
 # statement that takes too long, and the connection survives.
@@ -177,29 +164,6 @@ _GREET: Final = """
 select pg_backend_pid() = $1::int4, case when pg_backend_pid() = $1::int4 then
     (select count(set_config(name, value, false)) from unnest($2::text[], $3::text[]) s(name, value)) end
 """
-
-
-def connection_string(conninfo: str, *, name: str) -> str:
-    """Return a connection string with jobq's defaults for what it leaves open.
-
-    Args:
-        conninfo: a ``postgresql://`` URL or ``key=value`` pairs.
-        name: what ``pg_stat_activity.application_name`` shows, unless the string or PGAPPNAME
-            say otherwise.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        given = psycopg_conninfo.conninfo_to_dict(conninfo)
-    except psycopg.Error as error:
-        # libpq quotes the whole string, and with it the password.
-        why = first_line(error).replace(conninfo, "…")
-        raise ConfigError(f"the connection string cannot be read: {why}") from None
-    defaults = dict(CONNECTION_DEFAULTS, client_encoding="utf8", fallback_application_name=name)
-    if "PGCONNECT_TIMEOUT" in os.environ:
-        del defaults["connect_timeout"]
-    return psycopg_conninfo.make_conninfo("", **{**defaults, **given})
 
 
 def reconnect_delay(failures: int, rng: random.Random) -> float:
