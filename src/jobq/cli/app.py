@@ -7,7 +7,9 @@ import click
 from jobq import __version__
 from jobq.cli.demo import demo
 from jobq.cli.doctor import doctor
+from jobq.cli.enqueue import enqueue
 from jobq.cli.migrate import migrate
+from jobq.cli.show import show
 from jobq.cli.worker import worker
 
 
@@ -22,5 +24,7 @@ def app() -> None:
 
 app.add_command(demo)
 app.add_command(doctor)
+app.add_command(enqueue)
 app.add_command(migrate)
+app.add_command(show)
 app.add_command(worker)
