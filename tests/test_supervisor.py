@@ -129,6 +129,24 @@ def test_a_process_that_is_killed_is_replaced_and_its_jobs_come_back_at_the_pric
     assert supervisor.wait() == 0
 
 
+@pytest.mark.parametrize(
+    ("begun", "crashes"),
+    [
+        ("begin 2", [1, 1, 0, 0]),
+        ("begin 0", [1, 1, 1, 1]),  # more than can be noted: nobody knows
+        ("claim 0", [1, 1, 1, 1]),  # nothing: then what they brought with them may have killed it
+    ],
+)
+def test_what_a_dead_process_had_not_begun_comes_back_at_no_price(
+    fake: Fake, db: psycopg.Connection, begun: str, crashes: list[int]
+) -> None:
+    enqueue(db, 4)
+    supervisor = fake.start(f"claim 4, {begun}, die", "await")
+    supervisor.wait_for_output("waiting")
+    eventually(lambda: states(db) == [("ready", 1, count) for count in crashes])
+    assert db.execute("select count(*) from jobq.attempt_error").fetchone() == (sum(crashes),)
+
+
 @pytest.mark.parametrize("code", [0, 1, EXIT_BLOCKED, EXIT_LINGERING, 143])
 def test_an_exit_that_was_not_announced_is_a_crash_whatever_its_code(
     fake: Fake, db: psycopg.Connection, code: int

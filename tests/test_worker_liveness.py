@@ -123,6 +123,37 @@ def test_one_job_that_kills_its_worker_is_discarded_and_the_nineteen_beside_it_c
         assert crashes <= 1, "only the first crash met it"
 
 
+@pytest.mark.slow
+def test_two_jobs_that_kill_their_worker_are_discarded_and_the_eighteen_beside_them_complete(
+    site: Site,
+) -> None:
+    innocents = site.enqueue("wait", 9, s=0.3)
+    poisons = site.enqueue("die", 2, s=0.1)
+    innocents += site.enqueue("wait", 9, s=0.3)
+    worker = site.start(lease=1.0, heartbeat=0.3)
+    starts = 1
+
+    def all_ended() -> bool:
+        nonlocal worker, starts
+        if not worker.process.running:
+            assert starts < 7, worker.output
+            worker, starts = site.start(lease=1.0, heartbeat=0.3, wait=False), starts + 1
+        counts = site.counts()
+        return counts.get("completed", 0) + counts.get("discarded", 0) == 20
+
+    eventually(all_ended, 60.0, what="all end")
+    assert starts == 6, "one death for both of them, then two for each"
+    for poison in poisons:
+        state, attempt, failures, crashes = site.job(poison)
+        assert (state, failures, crashes) == ("discarded", 0, 3)
+        assert attempt == len(site.notes("start", poison)) == 3, "never claimed only to be put back"
+    for innocent in innocents:
+        state, attempt, failures, crashes = site.job(innocent)
+        assert (state, failures) == ("completed", 0)
+        assert crashes <= 1, "only the first crash met it"
+        assert attempt <= 2
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("below", "one_above", "crashes", "expected"),

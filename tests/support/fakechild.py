@@ -1,9 +1,10 @@
-"""A child for supervisor tests: ``fakechild.py FOLDER FD``. It has no worker, only its manners.
+"""A child for supervisor tests: ``fakechild.py FOLDER FD TABLE``. It has no worker, only its manners.
 
 Its settings, from the supervisor, are ``{"dsn": ..., "acts": [...]}``; the n-th process to start plays
 the n-th act, and later ones the last. An act's words:
 
     claim N     claim N jobs of the queue "default" as a worker that is registered and reported
+    begin N     note that it has begun the first N of those that it claimed; 0: more than the table holds
     exit N      end with code N, without a word          end N      announce code N, and end with it
     spawn       start a process of its own, and print its number
     die         by SIGKILL                               ignore     ignore everything, for ever
@@ -25,9 +26,12 @@ from typing import Any, NoReturn
 
 from jobq._duties import Registration, register
 from jobq._postgres import SyncSession
+from jobq._worker.started import ENTRIES, StartedJobs
 
 FOLDER, LINK = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
 FILE = LINK.makefile("rb")
+STARTED = StartedJobs(int(sys.argv[3]))
+CLAIMED: list[int] = []
 
 
 def tell(**report: int) -> None:
@@ -45,19 +49,23 @@ def claim(dsn: str, jobs: int) -> None:
     me = Registration(worker_id, "fake", "here", os.getpid(), "0", [], [])
     session.run(register("jobq", me, 60.0))
     tell(worker_id=worker_id)
-    session.connection.execute(
+    rows = session.connection.execute(
         "with x as (delete from jobq.ready"
-        " where job_id in (select job_id from jobq.ready limit %s) returning *)"
+        " where job_id in (select job_id from jobq.ready order by job_id limit %s) returning *)"
         " insert into jobq.running (job_id, worker_id, queue, priority, attempt, failures, crashes)"
-        " select job_id, %s, queue, priority, attempt + 1, failures, crashes from x",
+        " select job_id, %s, queue, priority, attempt + 1, failures, crashes from x returning job_id",
         [jobs, worker_id],
     )
+    CLAIMED.extend(sorted(job_id for (job_id,) in rows))
     session.close()
 
 
-def act(word: str, number: int, settings: dict[str, Any]) -> None:
+def act(word: str, number: int, settings: dict[str, Any]) -> None:  # noqa: C901
     if word == "claim":
         claim(settings["dsn"], number)
+    elif word == "begin":
+        for job_id in CLAIMED[:number] if number else range(1, ENTRIES + 2):
+            STARTED.add(job_id, 1)
     elif word == "exit":
         os._exit(number)
     elif word == "end":

@@ -71,6 +71,12 @@ async def brief(_job: jobq.Job, args: dict[str, Any]) -> None:
     await asyncio.sleep(WORK_S)
 
 
+@jobs.handler("quick")
+async def quick(_job: jobq.Job, args: dict[str, Any]) -> None:
+    """Take hardly any time."""
+    trace(args)
+
+
 @jobs.handler("second")
 async def second(_job: jobq.Job, args: dict[str, Any]) -> None:
     """Take a second."""
