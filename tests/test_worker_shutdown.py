@@ -162,6 +162,83 @@ asyncio.run(main())
     assert "Traceback" not in process.output
 
 
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param("time.sleep(100)", id="sleep"),
+        pytest.param("while True: pass", id="python"),
+        pytest.param("sql.execute('select pg_sleep(100)')", id="library"),  # it looks at no signal
+        pytest.param("await retaken()", id="retaken"),
+    ],
+)
+def test_s24_a_second_signal_ends_an_embedded_worker_whose_loop_is_blocked(
+    dsn: str, spawn_python: SpawnPython, loop: str, block: str
+) -> None:
+    code = f"""
+import asyncio, signal, time, jobq, psycopg2, {loop}
+jobs = jobq.Jobs()
+sql = psycopg2.connect({dsn!r}).cursor()
+async def retaken():
+    # Not blocked, but somebody else takes the signals' bytes: the loop itself must do.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, print, "heard")
+    await asyncio.sleep(100)
+@jobs.handler("k")
+async def k(job, args: dict) -> None:
+    print("started", flush=True)
+    {block}
+async def main():
+    async with jobq.AsyncClient({dsn!r}) as client:
+        await client.enqueue(k, {{}})
+        await jobq.Worker(client, jobs).run()
+asyncio.Runner(loop_factory={loop}.new_event_loop).run(main())
+"""
+    process = spawn_python("-c", code)
+    process.wait_for_output("started")
+    process.terminate()
+    time.sleep(0.5)  # two signals that come at once are one to us
+    assert process.running, process.output
+    started = time.monotonic()
+    process.terminate()
+    assert process.wait(10) == 128 + signal.SIGTERM, process.output
+    assert time.monotonic() - started < 2
+    assert process.output.count("Traceback") == 0
+
+
+def test_signals_of_the_application_reach_it_while_a_worker_runs_and_afterwards(
+    dsn: str, spawn_python: SpawnPython
+) -> None:
+    code = f"""
+import asyncio, signal, sys, jobq
+async def main():
+    loop = asyncio.get_running_loop()
+    heard = asyncio.Event()
+    def hear():
+        print("heard", flush=True)
+        heard.set()
+    loop.add_signal_handler(signal.SIGUSR1, hear)
+    async with jobq.AsyncClient({dsn!r}) as client:
+        worker = jobq.Worker(client, jobq.Jobs())
+        run = asyncio.create_task(worker.run())
+        while not worker.stats().listening:
+            await asyncio.sleep(0.01)
+        print("works", flush=True)
+        await heard.wait()
+        await worker.stop()
+        await run
+    heard.clear()
+    print("stopped", flush=True)
+    await heard.wait()
+asyncio.run(main())
+"""
+    process = spawn_python("-c", code)
+    for word in ("works", "stopped"):
+        process.wait_for_output(word)
+        process.signal(signal.SIGUSR1)
+    assert process.wait() == 0, process.output
+    assert process.output.split() == ["works", "heard", "stopped", "heard"]
+
+
 async def test_s25_orderly_deploys_use_no_attempt(dsn: str) -> None:
     jobs = jobq.Jobs()
     starts: list[int] = []

@@ -15,7 +15,6 @@ it still runs under the old one can no longer record an outcome (the fence).
 from __future__ import annotations
 
 import logging
-import os
 import random
 import secrets
 import sys
@@ -31,6 +30,7 @@ from jobq._operation import Call, Operation
 from jobq._outcomes import release
 from jobq._postgres import TIME_LIMIT_S, SyncSession, reconnect_delay
 from jobq._worker.exit_codes import EXIT_BLOCKED
+from jobq._worker.signals import end_process
 
 if TYPE_CHECKING:
     import asyncio
@@ -334,15 +334,15 @@ class Lease:
                 "%s blocks the event loop for %.1f s now:\n%s", job, blocked_s, _stack(watch.thread_id)
             )
         if self._exit_when_blocked and may_block_s is not None and blocked_s > may_block_s:
-            logger.critical(
+            end_process(
+                EXIT_BLOCKED,
+                logging.CRITICAL,
                 "%s has blocked the event loop for %.1f s, beyond its time limit and grace: "
                 "the process ends itself with code %d, and its jobs are rescued",
                 job,
                 blocked_s,
                 EXIT_BLOCKED,
             )
-            logging.shutdown()
-            os._exit(EXIT_BLOCKED)
 
 
 def _limit_statements(seconds: float) -> Operation[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import threading
 import time
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from jobq._errors import ConfigError
 from jobq._worker.config import WorkerConfig
 from jobq._worker.execution import StopReason
-from jobq._worker.exit_codes import AT_ONCE_S, FAST_EXIT_BASE
+from jobq._worker.exit_codes import FAST_EXIT_BASE
 from jobq._worker.parts import CANCEL_S, Parts
 from jobq._worker.report import WorkerReport, WorkerStats
+from jobq._worker.signals import SecondSignal, SignalCount, end_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,8 +59,7 @@ class Worker:
         self._ended = asyncio.Event()
         self._is_running = False
         self._parts: Parts | None = None
-        self._signals = 0
-        self._signalled_at = 0.0
+        self._signals = SignalCount()
         self.on_register: Callable[[int], None] | None = None
         self.ends_process = False
         self.started: StartedJobs | None = None
@@ -70,7 +69,8 @@ class Worker:
 
         Args:
             handle_signals: whether SIGTERM and SIGINT stop it. A second signal ends the process
-                at once with code 128 plus the signal's number; its leases run out.
+                at once with code 128 plus the signal's number, also when a handler blocks the event
+                loop; its leases run out.
 
         Returns:
             How it ended.
@@ -82,6 +82,7 @@ class Worker:
             raise ConfigError("Worker.run: this worker is running already")
         self._is_running = True
         restore = self._handle_signals() if handle_signals else []
+        second = SecondSignal([number for number, _ in restore], _end_at_once) if restore else None
         try:
             if self._stop.is_set():
                 return WorkerReport(0, 0, (), 0, clogged=False)
@@ -93,6 +94,8 @@ class Worker:
         finally:
             self._is_running = False
             self._ended.set()
+            if second is not None:
+                second.close()
             for number, handler in restore:
                 asyncio.get_running_loop().remove_signal_handler(number)
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -187,18 +190,20 @@ class Worker:
         return restore
 
     def _on_signal(self, number: int) -> None:
-        now = time.monotonic()
-        if self._signals and now - self._signalled_at < AT_ONCE_S:
-            return  # the same signal, sent to the process and to its group
-        self._signals += 1
-        self._signalled_at = now
-        if self._signals == 1:
+        count = self._signals.note()
+        if count == 1:
             logger.info("signal %d: the worker stops in order; a second one ends it at once", number)
             self._request_stop()
-            return
-        logger.warning("second signal: the process ends now; its jobs are taken back when its lease ends")
-        logging.shutdown()
-        os._exit(FAST_EXIT_BASE + number)
+        elif count > 1:  # where somebody has taken the bytes from `SecondSignal`
+            _end_at_once(number)
+
+
+def _end_at_once(number: int) -> None:
+    end_process(
+        FAST_EXIT_BASE + number,
+        logging.WARNING,
+        "second signal: the process ends now; its jobs are taken back when its lease ends",
+    )
 
 
 def _check_client(client: object) -> None:
