@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ import jobq
 from jobq import cli
 from jobq._migrate import migration_script
 from jobq.cli.app import app
-from jobq.cli.application import load_jobs
+from jobq.cli.application import ApplicationError, load_jobs
 from jobq.cli.settings import ProcessSettings
 from tests.support.polling import eventually
 
@@ -147,6 +148,22 @@ def test_the_schema_is_too_new(dsn: str, db: psycopg.Connection) -> None:
     [
         (["app"], "MODULE:ATTRIBUTE"),
         (["app.py:jobs"], "MODULE:ATTRIBUTE"),
+        ([":jobs"], "MODULE:ATTRIBUTE"),
+        (["app:"], "MODULE:ATTRIBUTE"),
+        ([".:jobs"], "MODULE:ATTRIBUTE"),
+        ([".app:jobs"], "MODULE:ATTRIBUTE"),
+        (["a..b:jobs"], "MODULE:ATTRIBUTE"),
+        (["app:jobs."], "MODULE:ATTRIBUTE"),
+        (["a\nb:jobs"], "MODULE:ATTRIBUTE"),
+        (["a\0b:jobs"], "MODULE:ATTRIBUTE"),
+        (["\udcff:jobs"], "MODULE:ATTRIBUTE"),
+        (["app:jobs", "--queue", "\udcff=1"], "surrogate"),
+        (["app:jobs", "--queue", "a\x1bb"], "control characters"),
+        (["app:jobs", "--queue", "a=" + "9" * 5000], "NAME=SLOTS"),
+        (["app:jobs", "--schema", "\udcff"], "Unicode"),
+        (["app:jobs", "--dsn", "user=\udcff"], "Unicode"),
+        (["app:jobs", "--dsn", "port=many"], "many"),
+        (["app:jobs", "--grace", "nan"], "nan"),
         (["app:jobs", "--queue", "mail=many"], "NAME=SLOTS"),
         (["app:jobs", "--queue", "mail=0"], "slots"),
         (["app:jobs", "--processes", "0"], "--processes"),
@@ -191,6 +208,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "    import asyncio\n"
         "    return type(asyncio.get_running_loop()).__module__\n"
     )
+    (tmp_path / "leaves.py").write_text("raise SystemExit(0)\n")
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
     (tmp_path / "wrong.py").write_text("raise RuntimeError('my own mistake')\n")
     monkeypatch.chdir(tmp_path)
@@ -221,8 +239,48 @@ def test_what_is_not_found_is_named(folder: Path, application: str, text: str) -
 
 
 def test_a_mistake_of_the_application_itself_is_not_taken_for_a_missing_module(folder: Path) -> None:
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(ApplicationError, match="No module named 'nothing_of_that_name'"):
         load_jobs("broken:jobs")
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("raise SystemExit", "it ends the process, by SystemExit(None)"),
+        ("import sys; sys.exit('bye')", "it ends the process, by SystemExit('bye')"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        ("def (", "SyntaxError: invalid syntax"),
+        ("x = '\0'", "null bytes"),
+        ("def f(): f()\nf()", "RecursionError"),
+        ("def __getattr__(name): raise LookupError(name)", "LookupError: jobs"),
+        ("import jobq\njobs = jobq.Jobs()\n@jobs.handler('')\nasync def f(job, args): ...", "kind=''"),
+    ],
+)
+def test_however_a_module_ends_its_import_it_is_told_with_its_own_frames_alone(
+    folder: Path, source: str, text: str
+) -> None:
+    (folder / "wrong.py").write_text(source)
+    with pytest.raises(ApplicationError) as told:
+        load_jobs("wrong:jobs")
+    assert "wrong:jobs cannot be imported" in str(told.value)
+    assert text in str(told.value)
+    for machinery in ("importlib", "application.py"):
+        assert machinery not in str(told.value)
+
+
+def test_a_module_that_takes_itself_away_is_no_fault_of_ours(folder: Path) -> None:
+    (folder / "wrong.py").write_text("import sys\nsys.modules[__name__] = 5\n")
+    with pytest.raises(jobq.ConfigError, match="module 'wrong' has no 'jobs'"):
+        load_jobs("wrong:jobs")
+
+
+def test_a_folder_that_is_gone_is_named(folder: Path) -> None:
+    (folder / "gone").mkdir()
+    os.chdir(folder / "gone")
+    (folder / "gone").rmdir()
+    with pytest.raises(jobq.ConfigError, match="the current folder is gone"):
+        load_jobs("shopapp:jobs")
 
 
 def result_of(db: psycopg.Connection, kind: str, worker: PythonProcess) -> Any:
@@ -266,6 +324,7 @@ def test_worker_takes_uvloop_where_it_is_installed(
     [
         ("missing:jobs", ["there is no module 'missing'", "PYTHONPATH"]),
         ("shopapp:noted", ["did you mean shopapp:jobs?"]),
+        ("leaves:jobs", ["leaves:jobs cannot be imported: it ends the process, by SystemExit(0)"]),
     ],
 )
 def test_worker_says_in_one_line_what_is_wrong_with_an_application_and_ends(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -24,8 +25,19 @@ if TYPE_CHECKING:
 
     from jobq._operation import Call, Rows
 
+PAST: Final = datetime(2020, 1, 2, tzinfo=UTC)
+LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC)
 FUTURE: Final = datetime(2099, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 QUEUES: Final = ("default", "mail")
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """Return an object in an object in an object, so many of them."""
+    document: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        document = {"a": document}
+    return document
+
 
 # Options as the clients take them, and as the SQL function does.
 SAME: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
@@ -38,6 +50,7 @@ SAME: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "later": ({"run_at": FUTURE}, {"run_at": FUTURE}),
     "expires": ({"expires_at": FUTURE}, {"expires_at": FUTURE}),
     "meta": ({"meta": {"a": [1, "ü", None]}}, {"meta": Jsonb({"a": [1, "ü", None]})}),
+    "deepest-meta": ({"meta": nested(100)}, {"meta": Jsonb(nested(100))}),
     "empty-meta": ({"meta": {}}, {"meta": Jsonb({})}),
     "tags": ({"tags": ["a,b", '{"', "ü"]}, {"tags": ["a,b", '{"', "ü"]}),
     "no-tags": ({"tags": []}, {"tags": []}),
@@ -64,6 +77,9 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         {"run_at": FUTURE, "expires_at": FUTURE},
         {"run_at": FUTURE, "expires_at": FUTURE},
     ),
+    "expired-now": ({"expires_at": PAST}, {"expires_at": PAST}),
+    "meta-deep": ({"meta": nested(101)}, {"meta": Jsonb(nested(101))}),
+    "run-at-late": ({"run_at": LATEST}, {"run_at": LATEST}),
 }
 STORED: Final = """
 select j.kind, j.args::text, j.max_attempts, j.timeout_s, j.expires_at, j.unique_key, j.unique_name,
@@ -116,6 +132,29 @@ def test_the_sql_function_refuses_what_the_clients_refuse(
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="jobq: "):
         sql_enqueue(db, "k", {}, sql_options)
     assert db.execute(STORED).fetchall() == []
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("innermost", ["{}", "[]", "1", "[1, 2]", '{"a": "b"}'])
+def test_the_sql_function_takes_as_deep_a_document_as_the_clients(
+    dsn: str, db: psycopg.Connection[Any], innermost: str
+) -> None:
+    inner: Any = json.loads(innermost)
+    too_deep = "args: nested deeper than 100 levels"
+    with jobq.Client(dsn) as client:
+        for levels in (98, 99, 100, 101, 102):
+            document = inner
+            for level in range(levels):
+                document = {"a": document} if level % 2 else [document, 1]
+            try:
+                client.enqueue("k", document)
+            except jobq.ArgumentsEncodeError:
+                with pytest.raises(psycopg.errors.InvalidParameterValue, match=too_deep):
+                    sql_enqueue(db, "k", document, {})
+            else:
+                assert sql_enqueue(db, "k", document, {})
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=too_deep):
+        db.execute("select jobq.enqueue('k', (repeat('[', 5000) || repeat(']', 5000))::jsonb)")
 
 
 @pytest.mark.parametrize("kind", ["", "x" * 129, "a\x1fb"], ids=["empty", "long", "control"])

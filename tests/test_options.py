@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
@@ -42,6 +42,11 @@ class Urgency(enum.IntEnum):
 class Broken:
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
+
+
+class BrokenZone(tzinfo):
+    def utcoffset(self, _: datetime | None) -> timedelta:
+        raise RuntimeError("no zone")
 
 
 def test_the_defaults() -> None:
@@ -130,11 +135,21 @@ def test_enums_are_stored_as_what_they_stand_for() -> None:
         ({"expires_at": NAIVE}, "expires_at=.*: naive"),
         ({"expires_at": timedelta(1)}, "expires_at=.*: a datetime"),
         ({"expires_at": NOON, "run_at": NOON}, "expires_at=.*before its run_at"),
+        ({"expires_at": NOON, "delay": timedelta(days=36_525)}, "expires_at=.*before its delay is over"),
+        ({"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}, "expires_at=.*: that has passed"),
+        ({"run_at": datetime.max.replace(tzinfo=UTC)}, "run_at=.*: from 0001-01-02 to 9999-12-30"),
+        ({"run_at": datetime.min.replace(tzinfo=UTC)}, "run_at=.*: from 0001-01-02"),
+        (
+            {"run_at": datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))},
+            "run_at=.*: date value",
+        ),
+        ({"run_at": NOON.replace(tzinfo=BrokenZone())}, "run_at=.*: no zone"),
         ({"unique": ""}, "unique='': at least 1 character"),
         ({"unique": 5}, "unique=5: a string"),
         ({"unique": "a\0"}, "unique=.*NUL"),
         ({"unique": "\udc00"}, "unique=.*surrogate"),
         ({"meta": [1]}, r"meta=\[1\]: a mapping"),
+        ({"meta": {1: "a"}}, "meta: its keys are strings, and 1 is none"),
         ({"meta": "x" * 1000}, "meta='x{79}…: a mapping"),
         ({"tags": "urgent"}, "tags='urgent': a sequence of strings"),
         ({"tags": {"a"}}, "tags={'a'}: a sequence of strings"),
@@ -190,6 +205,12 @@ class TestPrecedence:
     def test_a_kinds_options_are_resolved_once(self) -> None:
         job_type = JobType("k", dict, unique="only one", meta={"a": 1})
         assert job_type.resolved(self.client) is job_type.resolved(self.client)
+
+    def test_a_moment_to_expire_is_held_against_the_kinds_delay(self) -> None:
+        delayed = JobType("k", dict, delay=timedelta(days=36_525)).resolved(DEFAULTS)
+        with pytest.raises(ConfigError, match="before its delay is over"):
+            resolve({"expires_at": NOON}, delayed)
+        assert resolve({"expires_at": NOON, "delay": None}, delayed).expires_at == NOON
 
     def test_a_moment_takes_the_place_of_the_kinds_delay(self) -> None:
         delayed = JobType("k", dict, delay=timedelta(minutes=5)).resolved(DEFAULTS)

@@ -11,12 +11,13 @@ import functools
 import hashlib
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, TypedDict, cast
 
 from jobq._errors import ConfigError
 from jobq._json import encode
 from jobq._limits import MAX_META_BYTES, MAX_WAIT
+from jobq._messages import shown
 from jobq._operation import array_literal
 
 MAX_NAME_BYTES: Final = 128  # of a kind or a queue
@@ -24,9 +25,10 @@ MAX_TAGS: Final = 20
 MAX_TAG_BYTES: Final = 100
 MAX_ATTEMPTS: Final = 32_767
 PRIORITIES: Final = range(-9, 10)
+# A day away from the ends of Python's calendar, so that a time zone of whoever reads cannot lead out of it.
+_EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
+_LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
 UNIQUE_NAME_LENGTH: Final = 200  # characters of a unique key that are kept for people to read
-
-_MAX_SHOWN: Final = 80  # characters of a value that a message shows
 
 
 class JobTypeOptions(TypedDict, total=False):
@@ -99,7 +101,12 @@ def resolve(options: Mapping[str, object], base: ResolvedOptions) -> ResolvedOpt
         ConfigError: an option is unknown, or cannot be what it is; the message names it.
         ArgumentsEncodeError: ``meta`` holds what JSON cannot.
     """
-    return base._replace(**changes(options)) if options else base
+    if not options:
+        return base
+    resolved = base._replace(**changes(options))
+    if resolved.expires_at is not None:
+        _check_expiry(resolved.expires_at, resolved)
+    return resolved
 
 
 def changes(options: Mapping[str, object]) -> dict[str, Any]:
@@ -110,12 +117,22 @@ def changes(options: Mapping[str, object]) -> dict[str, Any]:
         if read is None:
             raise ConfigError(f"{name}: no such option; there are {', '.join(_READERS)}")
         fields.update(read(value))
-    run_at, expires_at = options.get("run_at"), options.get("expires_at")
-    if run_at is not None and options.get("delay") is not None:
+    if options.get("run_at") is not None and options.get("delay") is not None:
         raise ConfigError("run_at and delay: give one of them")
-    if isinstance(run_at, datetime) and isinstance(expires_at, datetime) and expires_at <= run_at:
-        raise ConfigError(f"expires_at={expires_at}: the job would expire before its run_at={run_at}")
     return fields
+
+
+def _check_expiry(expires_at: datetime, resolved: ResolvedOptions) -> None:
+    """Refuse a job that could never start. By the local clock, as its caller has reckoned the moment."""
+    now = datetime.now(UTC)
+    if expires_at <= now:
+        raise ConfigError(f"expires_at={expires_at}: that has passed; the job would never start")
+    if resolved.run_at is not None and expires_at <= resolved.run_at:
+        raise ConfigError(
+            f"expires_at={expires_at}: the job would expire before its run_at={resolved.run_at}"
+        )
+    if resolved.delay_s is not None and expires_at <= now + timedelta(seconds=resolved.delay_s):
+        raise ConfigError(f"expires_at={expires_at}: the job would expire before its delay is over")
 
 
 def declared_changes(options: Mapping[str, object]) -> dict[str, Any]:
@@ -134,9 +151,18 @@ def check_kind(kind: object) -> str:
     """
     if not isinstance(kind, str):
         raise ConfigError(
-            f"kind={_shown(kind)}: a JobType, a handler, or a string of 1 to {MAX_NAME_BYTES} bytes"
+            f"kind={shown(kind)}: a JobType, a handler, or a string of 1 to {MAX_NAME_BYTES} bytes"
         )
     return _name("kind", kind)
+
+
+def check_name(option: str, value: object) -> str:
+    """Return a name of the same sort (1 to 128 bytes, no control characters) for another option.
+
+    Raises:
+        ConfigError: it is none; the message names the option.
+    """
+    return _name(option, value)
 
 
 def unique_key(text: str) -> bytes:
@@ -150,7 +176,7 @@ def unique_key(text: str) -> bytes:
 
 def _name(option: str, value: object) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{option}={_shown(value)}: a string of 1 to {MAX_NAME_BYTES} bytes")
+        raise ConfigError(f"{option}={shown(value)}: a string of 1 to {MAX_NAME_BYTES} bytes")
     return _checked_name(option, str.__str__(value))
 
 
@@ -159,51 +185,51 @@ def _checked_name(option: str, value: str) -> str:
     _check_text(option, value, MAX_NAME_BYTES)
     for character in value:
         if unicodedata.category(character) == "Cc":
-            raise ConfigError(f"{option}={_shown(value)}: without control characters")
+            raise ConfigError(f"{option}={shown(value)}: without control characters")
     return value
 
 
 def _check_text(option: str, value: str, max_bytes: int | None = None) -> None:
-    shown = _shown(value)
+    text = shown(value)
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise ConfigError(f"{option}={shown}: a lone surrogate is no text") from None
+        raise ConfigError(f"{option}={text}: a lone surrogate is no text") from None
     if "\0" in value:
-        raise ConfigError(f"{option}={shown}: PostgreSQL cannot hold a NUL character")
+        raise ConfigError(f"{option}={text}: PostgreSQL cannot hold a NUL character")
     if size == 0 or (max_bytes is not None and size > max_bytes):
         limit = (
             "at least 1 character" if max_bytes is None else f"1 to {max_bytes} bytes of UTF-8, not {size}"
         )
-        raise ConfigError(f"{option}={shown}: {limit}")
-
-
-def _shown(value: object) -> str:
-    try:
-        shown = repr(value[:_MAX_SHOWN] if isinstance(value, str) else value)
-    except Exception:  # noqa: BLE001 - an object of the user's own, or an integer too long to show
-        return f"<{type(value).__name__}>"
-    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
+        raise ConfigError(f"{option}={text}: {limit}")
 
 
 def _integer(option: str, value: object, allowed: range) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value not in allowed:
-        raise ConfigError(f"{option}={_shown(value)}: an integer from {allowed[0]:,} to {allowed[-1]:,}")
+        raise ConfigError(f"{option}={shown(value)}: an integer from {allowed[0]:,} to {allowed[-1]:,}")
     return int(value)
 
 
 def _wait(option: str, value: object) -> timedelta:
     if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_WAIT:
-        raise ConfigError(f"{option}={_shown(value)}: a timedelta, 0 or more, at most 100 years")
+        raise ConfigError(f"{option}={shown(value)}: a timedelta, 0 or more, at most 100 years")
     return value
 
 
 def _moment(option: str, value: object) -> datetime:
+    """Return a moment in UTC: PostgreSQL knows fewer offsets from it than Python."""
     if not isinstance(value, datetime):
-        raise ConfigError(f"{option}={_shown(value)}: a datetime with a time zone")
-    if value.utcoffset() is None:
-        raise ConfigError(f"{option}={_shown(value)}: naive; give it a time zone (tzinfo)")
-    return value
+        raise ConfigError(f"{option}={shown(value)}: a datetime with a time zone")
+    try:
+        is_naive = value.utcoffset() is None
+        moment = _EARLIEST if is_naive else value.astimezone(UTC)
+    except Exception as error:  # a time zone of the user's own, or one that leads out of the calendar
+        raise ConfigError(f"{option}={shown(value)}: {error}") from error
+    if is_naive:
+        raise ConfigError(f"{option}={shown(value)}: naive; give it a time zone (tzinfo)")
+    if not _EARLIEST <= moment <= _LATEST:
+        raise ConfigError(f"{option}={shown(value)}: from {_EARLIEST.date()} to {_LATEST.date()}")
+    return moment
 
 
 def _read_queue(value: object) -> dict[str, Any]:
@@ -232,7 +258,7 @@ def _read_timeout(value: object) -> dict[str, Any]:
     if value is None:
         return {"timeout_s": None}
     if not _wait("timeout", value):
-        raise ConfigError(f"timeout={_shown(value)}: more than 0; None for no limit")
+        raise ConfigError(f"timeout={shown(value)}: more than 0; None for no limit")
     return {"timeout_s": cast("timedelta", value).total_seconds()}
 
 
@@ -240,7 +266,7 @@ def _read_unique(value: object) -> dict[str, Any]:
     if value is None:
         return {"unique_key": None, "unique_name": None}
     if not isinstance(value, str):
-        raise ConfigError(f"unique={_shown(value)}: a string, or None for none")
+        raise ConfigError(f"unique={shown(value)}: a string, or None for none")
     _check_text("unique", value)
     name = unicodedata.normalize("NFC", value)
     return {"unique_key": unique_key(value), "unique_name": name[:UNIQUE_NAME_LENGTH]}
@@ -250,18 +276,22 @@ def _read_meta(value: object) -> dict[str, Any]:
     if value is None:
         return {"meta": None}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"meta={_shown(value)}: a mapping, or None for none")
-    meta = cast("Mapping[str, object]", value)
-    return {"meta": encode(meta, max_bytes=MAX_META_BYTES, root="meta") if meta else None}
+        raise ConfigError(f"meta={shown(value)}: a mapping, or None for none")
+    meta = cast("Mapping[object, object]", value)
+    text = encode(meta, max_bytes=MAX_META_BYTES, root="meta")
+    for key in meta:
+        if not isinstance(key, str):
+            raise ConfigError(f"meta: its keys are strings, and {shown(key)} is none")
+    return {"meta": None if text == "{}" else text}
 
 
 def _read_tags(value: object) -> dict[str, Any]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigError(f"tags={_shown(value)}: a sequence of strings, such as a list")
+        raise ConfigError(f"tags={shown(value)}: a sequence of strings, such as a list")
     tags: list[str] = []
     for tag in cast("Sequence[object]", value):
         if not isinstance(tag, str):
-            raise ConfigError(f"tags: {_shown(tag)} is no string")
+            raise ConfigError(f"tags: {shown(tag)} is no string")
         _check_text("tags", tag, MAX_TAG_BYTES)
         tags.append(str.__str__(tag))
     if len(tags) > MAX_TAGS:

@@ -8,9 +8,13 @@ from datetime import timedelta
 from typing import Final, cast
 
 from jobq._errors import ConfigError
+from jobq._limits import MAX_WAIT
+from jobq._messages import shown
+from jobq._options import check_name
 
 DEFAULT_SLOTS: Final = 20
 _RENEWALS_A_LEASE: Final = 3  # so that one renewal may fail or be late and two still come in time
+_MOST: Final = 2**31 - 1  # the database's integers end there
 _LONGEST_ANSWER_S: Final = 30.0  # the server ends its statements sooner by itself
 _SHORTEST_ANSWER_S: Final = 2.0  # a busy server may take this long, however short the lease is
 
@@ -95,18 +99,24 @@ class WorkerConfig:
             if setting.name == "queues":
                 _require(isinstance(value, Mapping), "queues", "slots by queue, such as {'default': 20}")
             elif isinstance(setting.default, timedelta):
-                _require(isinstance(value, timedelta), setting.name, f"a timedelta, not {value!r}")
+                fits = isinstance(value, timedelta) and value <= MAX_WAIT
+                _require(fits, setting.name, f"a timedelta of at most 100 years, not {shown(value)}")
+            elif isinstance(setting.default, bool):
+                _require(isinstance(value, bool), setting.name, f"True or False, not {shown(value)}")
             else:
-                _require(isinstance(value, int), setting.name, f"a whole number, not {value!r}")
+                fits = _is_whole(value) and cast("int", value) <= _MOST
+                _require(fits, setting.name, f"a whole number of at most {_MOST:,}, not {shown(value)}")
 
     def _check_queues(self) -> None:
         _require(len(self.queues) >= 1, "queues", "at least one queue, such as {'default': 20}")
         for queue, slots in self.queues.items():
-            _require(isinstance(cast("object", queue), str), f"queues[{queue!r}]", "a name of 1 to 128 bytes")
-            _require(isinstance(cast("object", slots), int), f"queues[{queue!r}]", "1 to 10,000 slots")
-            size = len(queue.encode(errors="replace"))
-            _require(1 <= size <= 128, f"queues[{queue!r}]", "a name of 1 to 128 bytes")
-            _require(1 <= slots <= 10_000, f"queues[{queue!r}]", "1 to 10,000 slots")
+            check_name("WorkerConfig.queues", queue)
+            has_slots = _is_whole(slots) and 1 <= slots <= 10_000
+            _require(has_slots, f"queues[{queue!r}]", "1 to 10,000 slots")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _require(holds: object, name: str, what: str) -> None:

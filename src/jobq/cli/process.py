@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
@@ -29,7 +28,7 @@ from jobq._errors import ConfigError, Error
 from jobq._worker import Worker
 from jobq._worker.exit_codes import EXIT_CONFIG, EXIT_LINGERING, FAST_EXIT_BASE
 from jobq._worker.started import StartedJobs
-from jobq.cli.application import load_jobs
+from jobq.cli.application import ApplicationError, load_jobs
 from jobq.cli.settings import ProcessSettings
 
 if TYPE_CHECKING:
@@ -106,6 +105,9 @@ def leave_at_once(code: int) -> NoReturn:
 
 def main() -> None:
     """Run the worker process."""
+    # Until the loop has handlers of its own: whoever interrupts the start does not mean the application,
+    # which may raise KeyboardInterrupt itself.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     link = SupervisorLink(int(sys.argv[1]), int(sys.argv[2]))
     settings = link.settings()
     settings.configure_logging()
@@ -119,11 +121,8 @@ def run(link: SupervisorLink, settings: ProcessSettings) -> int:
     """Load the application and run its worker; return the exit code."""
     try:
         jobs = load_jobs(settings.application)
-    except ConfigError as error:
+    except (ConfigError, ApplicationError) as error:
         logger.critical("%s", error)
-        return EXIT_CONFIG
-    except Exception:  # noqa: BLE001 - the application's own mistake: its traceback is what helps
-        logger.critical("%s cannot be imported:\n%s", settings.application, traceback.format_exc())
         return EXIT_CONFIG
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -17,6 +17,7 @@ from jobq.cli.settings import ProcessSettings
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 _MOST_PROCESSES: Final = 256
+_MOST_DIGITS: Final = 6  # of a number of slots; how many there may be is the worker's to say
 
 
 class _Seconds(click.FloatRange):
@@ -43,7 +44,7 @@ def parse_queues(
         queue, equals, slots = value.rpartition("=")
         if not equals:
             queue, slots = value, str(DEFAULT_SLOTS)
-        if not (queue and slots.isdecimal()):
+        if not (queue and slots.isdecimal() and len(slots) <= _MOST_DIGITS):
             raise click.BadParameter(f"{value!r}: write NAME=SLOTS, such as default=20")
         if queue in queues:
             raise click.BadParameter(f"queue {queue!r} is given twice")
