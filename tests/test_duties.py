@@ -13,10 +13,11 @@ import pytest
 
 import jobq._enqueue
 import jobq._outcomes
+from jobq._cancel import cancel_job
 from jobq._duties import discarded, end, expire, next_orphan, promote, renew, rescue
 from jobq._enqueue import enqueue_many
 from jobq._errors import DatabaseError, JobConflict
-from jobq._operate import cancel_job, retry_job
+from jobq._operate import retry_job
 from jobq._outcomes import Settlement, complete, release, settle
 from tests.support.storage import (
     BOOM,

@@ -13,11 +13,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from jobq._cancel import cancel_job
 from jobq._claim import claim, refresh, restamp
 from jobq._duties import discarded, promote, renew, rescue
 from jobq._enqueue import FIND_HOLDERS, enqueue_many, enqueue_one
 from jobq._marks import LaneMarks
-from jobq._operate import cancel_job, get_job, job_errors, retry_job
+from jobq._operate import get_job, job_errors, retry_job
 from jobq._operation import Call, Operation, in_schema
 from jobq._outcomes import Settlement, complete, find_finished, settle
 from jobq._postgres import text_params

@@ -23,10 +23,11 @@ from hypothesis.stateful import (
 )
 
 import jobq._outcomes
+from jobq._cancel import cancel_job
 from jobq._duties import end, promote, rescue
 from jobq._enqueue import enqueue_many
 from jobq._errors import JobConflict
-from jobq._operate import cancel_job, retry_job
+from jobq._operate import retry_job
 from jobq._outcomes import Settlement, complete, release, settle
 from tests.support.storage import BOOM, SCHEMA, TABLES, Place, Storage, job_row
 

@@ -1,6 +1,8 @@
-"""What an operator asks of single jobs: look, cancel, retry.
+"""What an operator asks of single jobs: look, and retry.
 
 Times and JSON come back as text: a pool of the user's own may load such types in ways of its own.
+The statements are rare, and planned anew at each call: a plan that a connection kept from when the
+tables were empty would read them whole.
 """
 
 from __future__ import annotations
@@ -8,54 +10,45 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import msgspec
-
+from jobq._documents import read_document
 from jobq._enqueue import NOTIFY, enqueue_sql
-from jobq._errors import ConfigError, JobConflict, JobNotFound
+from jobq._errors import ArgumentsDecodeError, ConfigError, JobConflict, JobNotFound
+from jobq._messages import shown
 from jobq._operation import Call, Operation, in_schema
+from jobq._operator_log import Entry, logged_as
 from jobq._types import AttemptError, JobInfo, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def _instant(column: str) -> str:
-    return f"""to_char({column} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')"""
+# PostgreSQL's years go from 4713 BC to 294276, and to infinity; Python's from 1 to 9999.
+_FIRST: Final = "'0001-01-01 00:00:00+00'::timestamptz"
+_LAST: Final = "'9999-12-31 23:59:59.999999+00'::timestamptz"
 
 
-# The view joins four tables; each part is found by its own key.
+def instant(column: str) -> str:
+    """Return SQL of a moment as text in ISO's form, within what Python can hold; null stays null."""
+    known = f"case when {column} is not null then greatest(least({column}, {_LAST}), {_FIRST}) end"
+    return f"""to_char({known} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')"""
+
+
+# The view joins four tables; each part is found by its own key. The time limit is read past it, for an
+# interval holds less than the number does.
 GET: Final = f"""
-select id, state, reason, kind, queue, priority, args::text, meta::text, to_jsonb(tags)::text,
-       attempt, failures, crashes, max_attempts, date_part('epoch', timeout)::float8::text, unique_key,
-       {_instant("created_at")}, {_instant("run_at")}, {_instant("expires_at")},
-       {_instant("claimed_at")}, {_instant("finished_at")}, worker_id, result::text
-from {{schema}}.jobs where id = $1::int8
+select v.id, v.state, v.reason, v.kind, v.queue, v.priority, v.args::text, v.meta::text,
+       to_jsonb(v.tags)::text, v.attempt, v.failures, v.crashes, v.max_attempts, j.timeout_s::text,
+       v.unique_key, {instant("v.created_at")}, {instant("v.run_at")}, {instant("v.expires_at")},
+       {instant("v.claimed_at")}, {instant("v.finished_at")}, v.worker_id, v.result::text
+from {{schema}}.jobs v join {{schema}}.job j on j.id = v.id where v.id = $1::int8
 """
 
 # A job without errors is one row of nulls; no job is no row.
 ERRORS: Final = f"""
 select e.attempt, e.outcome, e.type, e.message, e.traceback, e.worker,
-       {_instant("e.started_at")}, {_instant("e.ended_at")}, e.omitted
+       {instant("e.started_at")}, {instant("e.ended_at")}, e.omitted
 from {{schema}}.job j left join {{schema}}.attempt_error e on e.job_id = j.id
 where j.id = $1::int8 order by e.attempt
-"""
-
-# A job that waits is in one of two tables; each is locked by ctid, ready first. One that moves
-# between them at this moment is missed by both, and the caller looks again.
-CANCEL: Final = """
-with r as (
-    delete from {schema}.ready where ctid = any (array(
-        select ctid from {schema}.ready where job_id = $1::int8 for update))
-    returning queue, priority, attempt, failures, crashes
-), s as (
-    delete from {schema}.scheduled where ctid = any (array(
-        select ctid from {schema}.scheduled where job_id = $1::int8 for update))
-    returning queue, priority, attempt, failures, crashes
-)
-insert into {schema}.finished (job_id, state, queue, priority, attempt, failures, crashes, reason)
-select $1::int8, 'cancelled', queue, priority, attempt, failures, crashes, nullif($2::text, '')
-from (select * from r union all select * from s) w
-returning job_id
 """
 
 # The key is taken again under a new generation, unless another live job holds it. The finished row
@@ -90,15 +83,16 @@ with f as materialized (
     insert into {{schema}}.ready (job_id, queue, priority, attempt)
     select job_id, queue, priority, attempt from x
     returning queue
+), c as (
+    delete from {{schema}}.cancel_request where job_id in (select job_id from x)
 ), n as materialized (
     select count({NOTIFY}) as sent from r q where $2::bool
-)
+), {logged_as(3, jobs="1", where="exists (select from x)")}
 select (select count(*) from r), (select holder from known where held), (select count(*) from f),
        (select sent from n)
 """
 
-MAX_REASON: Final = 1_000  # characters
-_LOOKS: Final = 5  # a job may be on its way between two tables; this often it is looked for again
+LOOKS: Final = 5  # a job may be on its way between two tables; this often it is looked for again
 
 
 def get_job(schema: str, job_id: int) -> Operation[JobInfo]:
@@ -107,10 +101,10 @@ def get_job(schema: str, job_id: int) -> Operation[JobInfo]:
     Raises:
         JobNotFound: there is none with that id.
     """
-    rows = yield Call(in_schema(GET, schema), (_id(job_id),))
+    rows = yield Call(in_schema(GET, schema), (checked_id(job_id),), replan=True)
     if not rows:
         raise JobNotFound(f"there is no job {job_id}")
-    return _info(rows[0])
+    return job_info(rows[0])
 
 
 def job_errors(schema: str, job_id: int) -> Operation[list[AttemptError]]:
@@ -119,7 +113,7 @@ def job_errors(schema: str, job_id: int) -> Operation[list[AttemptError]]:
     Raises:
         JobNotFound: there is none with that id.
     """
-    rows = yield Call(in_schema(ERRORS, schema), (_id(job_id),))
+    rows = yield Call(in_schema(ERRORS, schema), (checked_id(job_id),), replan=True)
     if not rows:
         raise JobNotFound(f"there is no job {job_id}")
     return [_error(row) for row in rows if row[0] is not None]
@@ -133,35 +127,20 @@ def _error(row: Sequence[Any]) -> AttemptError:
     )
 
 
-def cancel_job(schema: str, job_id: int, reason: str) -> Operation[None]:
-    """End a job that waits.
-
-    Raises:
-        JobNotFound: there is none with that id.
-        JobConflict: it runs, or has ended.
-        ConfigError: the reason is no text, or longer than 1,000 characters.
-    """
-    _check_reason(reason)
-    for _ in range(_LOOKS):
-        if (yield Call(in_schema(CANCEL, schema), (_id(job_id), reason))):
-            return
-        info = yield from get_job(schema, job_id)
-        if info.state is JobState.RUNNING:
-            raise JobConflict(f"job {job_id} is running, and only a job that waits can be cancelled")
-        if info.state.is_terminal:
-            raise JobConflict(f"job {job_id} has ended: it is {info.state.value}")
-    raise JobConflict(f"job {job_id} is being moved by others just now; try again")
-
-
-def retry_job(schema: str, job_id: int, *, notify: bool) -> Operation[None]:
+def retry_job(
+    schema: str, job_id: int, reason: str = "", by: str | None = None, *, notify: bool
+) -> Operation[None]:
     """Make a finished job ready again, with its history and a fresh budget.
 
     Raises:
         JobNotFound: there is none with that id.
         JobConflict: it has not ended, or another live job holds its unique key.
+        ConfigError: the reason or the name cannot be kept.
     """
-    for _ in range(_LOOKS):
-        rows = yield Call(enqueue_sql(RETRY, schema), (_id(job_id), notify))
+    job_id = checked_id(job_id)
+    entry = Entry("retry", {"job": job_id}, by, reason).params
+    for _ in range(LOOKS):
+        rows = yield Call(enqueue_sql(RETRY, schema), (job_id, notify, *entry), replan=True)
         moved, holder, finished, _ = rows[0]
         if moved:
             return
@@ -176,29 +155,28 @@ def retry_job(schema: str, job_id: int, *, notify: bool) -> Operation[None]:
     raise JobConflict(f"job {job_id} is {info.state.value}, and only a job that has ended can be retried")
 
 
-def _id(job_id: int) -> int:
+def checked_id(job_id: int) -> int:
     """Return a job's id; one that no job can have is none that there is."""
     if not isinstance(cast("object", job_id), int) or isinstance(job_id, bool):
-        raise ConfigError(f"job_id={job_id!r}: an integer, as enqueue returned it")
+        raise ConfigError(f"job_id={shown(job_id)}: an integer, as enqueue returned it")
     if not -(2**63) <= job_id < 2**63:
-        raise JobNotFound(f"there is no job {job_id}")
-    return job_id
+        raise JobNotFound(f"there is no job {shown(job_id)}")
+    return int(job_id)
 
 
-def _check_reason(reason: object) -> None:
-    if not isinstance(reason, str) or len(reason) > MAX_REASON or "\0" in reason:
-        raise ConfigError(f"reason: a text of at most {MAX_REASON:,} characters without NUL")
-    try:
-        reason.encode()
-    except UnicodeEncodeError:
-        raise ConfigError("reason: a lone surrogate is no text") from None
+def _meta(job_id: int, text: str | None) -> dict[str, object]:
+    meta = read_document(text) if text else {}
+    if not isinstance(meta, dict):
+        raise ArgumentsDecodeError(f"job {job_id}: its meta is no object that can be read here")
+    return cast("dict[str, object]", meta)
 
 
 def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-def _info(row: Sequence[Any]) -> JobInfo:
+def job_info(row: Sequence[Any]) -> JobInfo:
+    """Return what a row with the columns of :data:`GET` says."""
     (
         job_id, state, reason, kind, queue, priority, args, meta, tags,
         attempt, failures, crashes, max_attempts, timeout_s, unique_key,
@@ -211,9 +189,9 @@ def _info(row: Sequence[Any]) -> JobInfo:
         kind=kind,
         queue=queue,
         priority=priority,
-        args=msgspec.json.decode(args),
-        meta=msgspec.json.decode(meta) if meta else {},
-        tags=tuple(msgspec.json.decode(tags)) if tags else (),
+        args=read_document(args),
+        meta=_meta(job_id, meta),
+        tags=tuple(cast("list[str]", read_document(tags))) if tags else (),
         attempt=attempt,
         failures=failures,
         crashes=crashes,
@@ -226,5 +204,5 @@ def _info(row: Sequence[Any]) -> JobInfo:
         claimed_at=_time(claimed_at),
         finished_at=_time(finished_at),
         worker_id=worker_id,
-        result=msgspec.json.decode(result) if result else None,
+        result=read_document(result) if result else None,
     )

@@ -59,6 +59,7 @@ create table {schema}.periodic_tick (
     made_at timestamptz not null default clock_timestamp(),
     primary key (name, tick)
 );
+create index periodic_tick_made on {schema}.periodic_tick (made_at);
 comment on table {schema}.periodic_tick is 'ticks that were dealt with: the job of each, or why there is none';
 
 alter table {schema}.worker add column periodics text[] not null default '{}';
@@ -75,6 +76,11 @@ create table {schema}.pause (
     primary key (scope, name)
 );
 comment on table {schema}.pause is 'queues and kinds of which workers start no job';
+
+-- Jobs of a paused kind wait as scheduled. Not valid: what stands there passed the narrower check, and
+-- reading it all again would hold the table's lock.
+alter table {schema}.scheduled drop constraint scheduled_reason_check, add constraint scheduled_reason_check
+    check (reason in ('scheduled', 'retry', 'snooze', 'unknown kind', 'crash', 'suspect', 'paused')) not valid;
 
 -- Requests to cancel a job that runs. A worker sees those of its own jobs; what is left when the job
 -- has gone elsewhere, a duty applies.
@@ -112,6 +118,8 @@ comment on table {schema}.operator_log is 'who did what, when and why';
 alter table {schema}.unique_key
     add column held_until timestamptz,
     add column until_started boolean not null default false;
+-- For the keys that a period holds beyond the life of their jobs; others do not stand in it.
+create index unique_key_held on {schema}.unique_key (held_until, key) where held_until is not null;
 
 -- Retention and statistics find by age what has ended; people list what was discarded or cancelled.
 create index finished_at on {schema}.finished (finished_at);
