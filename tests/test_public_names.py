@@ -14,10 +14,22 @@ import jobq
 import jobq._errors
 
 CLIENTS = {"AsyncClient", "Client", "Enqueued", "JobInfo", "JobState", "AttemptError", "migrate"}
-DECLARING = {"Jobs", "Handler", "Job", "JobType", "JobTypeOptions", "JobOptions", "NewJob"}
+DECLARING = {"Jobs", "Handler", "Job", "JobType", "JobTypeOptions", "JobOptions", "NewJob", "PeriodicOptions"}
 WORKING = {"Worker", "WorkerConfig", "WorkerReport", "WorkerStats"}
-OPERATING = {"Retention"}
+OPERATING = {
+    "BulkConflict",
+    "BulkCount",
+    "BulkResult",
+    "Cancellation",
+    "JobFilter",
+    "JobPage",
+    "OperatorAction",
+    "Pause",
+    "PeriodicInfo",
+    "Retention",
+}
 BACKING_OFF = {"Backoff", "ConstantBackoff", "ExponentialBackoff", "PolynomialBackoff"}
+OBSERVING = {"QueueStats", "WorkerInfo"}
 SIGNALS = {"Signal", "Permanent", "Retry", "Snooze", "Cancel"}
 ERRORS = {
     "Error",
@@ -34,10 +46,13 @@ ERRORS = {
     "ClientClosed",
     "JobNotFound",
     "JobConflict",
+    "PeriodicNotFound",
+    "PeriodicConflict",
+    "QueueFull",
     "DatabaseUnavailable",
     "DatabaseError",
 }
-NAMES = CLIENTS | DECLARING | WORKING | OPERATING | BACKING_OFF | SIGNALS | ERRORS | {"__version__"}
+NAMES = CLIENTS | DECLARING | WORKING | OPERATING | BACKING_OFF | OBSERVING | SIGNALS | ERRORS | {"__version__"}
 
 
 def test_the_public_names_are_these() -> None:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jobq._backoff import Backoff, ConstantBackoff, ExponentialBackoff, PolynomialBackoff
+    from jobq._bulk import BulkConflict, BulkCount, BulkResult
+    from jobq._cancel import Cancellation
     from jobq._client import AsyncClient, Client
     from jobq._errors import (
         ArgumentsDecodeError,
@@ -36,7 +38,10 @@ if TYPE_CHECKING:
         Error,
         JobConflict,
         JobNotFound,
+        PeriodicConflict,
+        PeriodicNotFound,
         Permanent,
+        QueueFull,
         Retry,
         SchemaError,
         SchemaMissing,
@@ -46,11 +51,17 @@ if TYPE_CHECKING:
         Snooze,
         TransactionError,
     )
+    from jobq._filter import JobFilter, JobPage
     from jobq._jobs import Handler, Jobs
     from jobq._jobtype import JobType, NewJob
     from jobq._migrate import migrate
+    from jobq._operator_log import OperatorAction
     from jobq._options import JobOptions, JobTypeOptions
+    from jobq._pauses import Pause
+    from jobq._periodic_operate import PeriodicInfo
     from jobq._retention import Retention
+    from jobq._schedule import PeriodicOptions
+    from jobq._stats import QueueStats, WorkerInfo
     from jobq._types import AttemptError, Enqueued, Job, JobInfo, JobState
     from jobq._worker import Worker, WorkerConfig, WorkerReport, WorkerStats
 
@@ -63,7 +74,11 @@ __all__ = [
     "AsyncClient",
     "AttemptError",
     "Backoff",
+    "BulkConflict",
+    "BulkCount",
+    "BulkResult",
     "Cancel",
+    "Cancellation",
     "Client",
     "ClientClosed",
     "ConfigError",
@@ -77,16 +92,26 @@ __all__ = [
     "Handler",
     "Job",
     "JobConflict",
+    "JobFilter",
     "JobInfo",
     "JobNotFound",
     "JobOptions",
+    "JobPage",
     "JobState",
     "JobType",
     "JobTypeOptions",
     "Jobs",
     "NewJob",
+    "OperatorAction",
+    "Pause",
+    "PeriodicConflict",
+    "PeriodicInfo",
+    "PeriodicNotFound",
+    "PeriodicOptions",
     "Permanent",
     "PolynomialBackoff",
+    "QueueFull",
+    "QueueStats",
     "Retention",
     "Retry",
     "SchemaError",
@@ -98,6 +123,7 @@ __all__ = [
     "TransactionError",
     "Worker",
     "WorkerConfig",
+    "WorkerInfo",
     "WorkerReport",
     "WorkerStats",
     "__version__",
@@ -106,12 +132,20 @@ __all__ = [
 
 _HOMES = {
     "_backoff": ("Backoff", "ConstantBackoff", "ExponentialBackoff", "PolynomialBackoff"),
+    "_bulk": ("BulkConflict", "BulkCount", "BulkResult"),
+    "_cancel": ("Cancellation",),
     "_client": ("AsyncClient", "Client"),
+    "_filter": ("JobFilter", "JobPage"),
     "_jobs": ("Handler", "Jobs"),
     "_jobtype": ("JobType", "NewJob"),
     "_migrate": ("migrate",),
+    "_operator_log": ("OperatorAction",),
     "_options": ("JobOptions", "JobTypeOptions"),
+    "_pauses": ("Pause",),
+    "_periodic_operate": ("PeriodicInfo",),
     "_retention": ("Retention",),
+    "_schedule": ("PeriodicOptions",),
+    "_stats": ("QueueStats", "WorkerInfo"),
     "_types": ("AttemptError", "Enqueued", "Job", "JobInfo", "JobState"),
     "_worker": ("Worker", "WorkerConfig", "WorkerReport", "WorkerStats"),
 }
