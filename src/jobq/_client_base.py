@@ -16,13 +16,14 @@ from jobq._enqueue import JobRow, enqueue_many, enqueue_one
 from jobq._errors import ClientClosed, ConfigError
 from jobq._jobtype import JobType, NewJob, prepare, prepare_many
 from jobq._limits import MAX_ARGUMENTS_BYTES
+from jobq._messages import shown
 from jobq._operation import Operation, atomic
 from jobq._options import DEFAULTS, resolve
 from jobq._postgres import connection_string
 from jobq._schema import validate_schema_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
@@ -57,6 +58,17 @@ class SyncRun(Protocol):
     """How a namespace of the sync client runs an operation."""
 
     def __call__(self, operation: Operation[T], /) -> T: ...
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _iterable(jobs: object) -> Iterator[NewJob]:
+    try:
+        return iter(cast("Iterable[NewJob]", jobs))
+    except TypeError:
+        raise ConfigError(f"enqueue_many: an iterable of NewJob, not {shown(jobs)}") from None
 
 
 def documented_by(other: object) -> Callable[[_F], _F]:
@@ -109,12 +121,18 @@ class ClientBase(Generic[P, C]):
         listen_dsn: str | None = None,
         **defaults: Unpack[JobTypeOptions],
     ) -> None:
-        if not 1 <= args_limit_bytes <= MAX_CALL_CHARACTERS:
-            raise ConfigError(f"args_limit_bytes={args_limit_bytes}: 1 to {MAX_CALL_CHARACTERS:,}")
-        if not 0 <= pool_min_size <= pool_max_size or pool_max_size < 1:
+        if not (_is_whole(args_limit_bytes) and 1 <= args_limit_bytes <= MAX_CALL_CHARACTERS):
+            raise ConfigError(f"args_limit_bytes={shown(args_limit_bytes)}: 1 to {MAX_CALL_CHARACTERS:,}")
+        whole = _is_whole(pool_min_size) and _is_whole(pool_max_size)
+        if not whole or not 0 <= pool_min_size <= pool_max_size or pool_max_size < 1:
             raise ConfigError(
-                f"pool_min_size={pool_min_size}, pool_max_size={pool_max_size}: 0 ≤ min ≤ max, and 1 ≤ max"
+                f"pool_min_size={shown(pool_min_size)}, pool_max_size={shown(pool_max_size)}:"
+                " 0 ≤ min ≤ max, and 1 ≤ max"
             )
+        if not isinstance(cast("object", notify), bool):
+            raise ConfigError(f"notify={shown(notify)}: True or False")
+        if not isinstance(cast("object", listen_dsn), str | None):
+            raise ConfigError(f"listen_dsn={shown(listen_dsn)}: a connection string, or None")
         if not isinstance(database, str | self._pool_class):
             raise ConfigError(
                 f"{type(self).__name__} takes a connection string or a {self._pool_class.__name__}, "
@@ -187,7 +205,7 @@ class ClientBase(Generic[P, C]):
         return atomic(operation) if own and resolved.unique_key is not None else operation
 
     def _enqueue_many(self, jobs: Iterable[NewJob], *, own: bool) -> Operation[list[Enqueued]]:
-        first = list(islice(jobs, MAX_CALL_JOBS + 1))
+        first = list(islice(_iterable(jobs), MAX_CALL_JOBS + 1))
         if len(first) > MAX_CALL_JOBS:
             raise ConfigError(
                 f"enqueue_many: more than {MAX_CALL_JOBS:,} jobs in one call; make several calls, in one "

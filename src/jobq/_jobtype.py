@@ -171,7 +171,7 @@ class NewJob:
         self.options: Final = options
 
     def __repr__(self) -> str:
-        name = self.kind if isinstance(self.kind, str) else self.kind.kind
+        name = self.kind.kind if isinstance(self.kind, JobType) else self.kind
         options = "".join(f", {option}={value!r}" for option, value in self.options.items())
         return f"NewJob({name!r}, {self.args!r}{options})"
 
