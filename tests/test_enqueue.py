@@ -14,7 +14,8 @@ from psycopg.types.json import Jsonb
 
 import jobq
 from jobq import _client_base
-from jobq._enqueue import MAX_UNIQUE_ROUNDS, enqueue_many, enqueue_one, notify_channel
+from jobq._enqueue import enqueue_many, enqueue_one, notify_channel
+from jobq._enqueue_unique import MAX_UNIQUE_ROUNDS
 from jobq._jobtype import prepare
 from jobq._operation import run
 from jobq._options import DEFAULTS
@@ -306,7 +307,7 @@ def test_a_key_that_is_lost_again_and_again_is_given_up_with_a_conflict() -> Non
     def lose(call: Call) -> Rows:
         nonlocal asked
         asked += 1
-        return [] if "ordinality k(" in call.sql else [(1, False, None, 0)]
+        return [] if "ordinality k(" in call.sql else [(1, False, None, 1, False, 0)]
 
     row = job_row(unique_key=bytes(16), unique_name="u")
     with pytest.raises(jobq.JobConflict, match="try the enqueue again"):

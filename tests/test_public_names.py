@@ -14,7 +14,17 @@ import jobq
 import jobq._errors
 
 CLIENTS = {"AsyncClient", "Client", "Enqueued", "JobInfo", "JobState", "AttemptError", "migrate"}
-DECLARING = {"Jobs", "Handler", "Job", "JobType", "JobTypeOptions", "JobOptions", "NewJob", "PeriodicOptions"}
+DECLARING = {
+    "Jobs",
+    "Handler",
+    "Job",
+    "JobType",
+    "JobTypeOptions",
+    "JobOptions",
+    "NewJob",
+    "Unique",
+    "PeriodicOptions",
+}
 WORKING = {"Worker", "WorkerConfig", "WorkerReport", "WorkerStats"}
 OPERATING = {
     "BulkConflict",
@@ -46,13 +56,16 @@ ERRORS = {
     "ClientClosed",
     "JobNotFound",
     "JobConflict",
+    "UniqueConflict",
     "PeriodicNotFound",
     "PeriodicConflict",
     "QueueFull",
     "DatabaseUnavailable",
     "DatabaseError",
 }
-NAMES = CLIENTS | DECLARING | WORKING | OPERATING | BACKING_OFF | OBSERVING | SIGNALS | ERRORS | {"__version__"}
+NAMES = (
+    CLIENTS | DECLARING | WORKING | OPERATING | BACKING_OFF | OBSERVING | SIGNALS | ERRORS | {"__version__"}
+)
 
 
 def test_the_public_names_are_these() -> None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         Signal,
         Snooze,
         TransactionError,
+        UniqueConflict,
     )
     from jobq._filter import JobFilter, JobPage
     from jobq._jobs import Handler, Jobs
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from jobq._schedule import PeriodicOptions
     from jobq._stats import QueueStats, WorkerInfo
     from jobq._types import AttemptError, Enqueued, Job, JobInfo, JobState
+    from jobq._unique import Unique
     from jobq._worker import Worker, WorkerConfig, WorkerReport, WorkerStats
 
 __version__ = "0.1.0"
@@ -121,6 +123,8 @@ __all__ = [
     "Signal",
     "Snooze",
     "TransactionError",
+    "Unique",
+    "UniqueConflict",
     "Worker",
     "WorkerConfig",
     "WorkerInfo",
@@ -147,6 +151,7 @@ _HOMES = {
     "_schedule": ("PeriodicOptions",),
     "_stats": ("QueueStats", "WorkerInfo"),
     "_types": ("AttemptError", "Enqueued", "Job", "JobInfo", "JobState"),
+    "_unique": ("Unique",),
     "_worker": ("Worker", "WorkerConfig", "WorkerReport", "WorkerStats"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -18,6 +18,10 @@ jobq catches it and nobody else ever sees it::
     ├── ClientClosed               the client is not open, or was opened in another process (fork)
     ├── JobNotFound                no job has that id
     ├── JobConflict                the job's state or unique key forbids what was asked
+    │   └── UniqueConflict         an enqueue met a held key, and was told to raise then
+    ├── PeriodicNotFound           no schedule has that name
+    ├── PeriodicConflict           live workers declare the schedule, which forbids what was asked
+    ├── QueueFull                  an enqueue into a queue that holds as many ready jobs as the client allows
     ├── DatabaseUnavailable        the server did not answer in time, or the connection broke
     └── DatabaseError              the server refused a statement; ``__cause__`` has the driver's error
 
@@ -105,6 +109,48 @@ class JobNotFound(Error):
 
 class JobConflict(Error):
     """The job's state, or another holder of its unique key, forbids what was asked."""
+
+
+class UniqueConflict(JobConflict):
+    """An enqueue met a unique key that is held, and was told to raise then. It has made no job.
+
+    Attributes:
+        job_id: the job that holds the key; ``None`` when two items of one call have it.
+    """
+
+    def __init__(self, message: str, job_id: int | None) -> None:
+        super().__init__(message, job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class PeriodicNotFound(Error):
+    """No schedule has the given name."""
+
+
+class PeriodicConflict(Error):
+    """The schedule is declared in the code of live workers: there, not here, it is changed or removed."""
+
+
+class QueueFull(Error):
+    """A queue holds as many ready jobs as its producers may leave there; nothing was enqueued.
+
+    Attributes:
+        queue: which.
+        count: how many ready jobs were counted; counting ends at the limit.
+        limit: how many the client's ``max_ready`` allows.
+    """
+
+    def __init__(self, queue: str, count: int, limit: int) -> None:
+        super().__init__(
+            f"queue {queue!r} holds {count:,} ready jobs or more, and max_ready allows {limit:,}: enqueue "
+            "again later, run more workers or slots for it, or raise the limit"
+        )
+        self.queue = queue
+        self.count = count
+        self.limit = limit
 
 
 class DatabaseUnavailable(Error):

@@ -18,6 +18,7 @@ from jobq._options import (
     declared_changes,
     resolve,
 )
+from jobq._unique import Unique
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -105,6 +106,9 @@ class JobType(Generic[A]):
         self._decoder: Final = ArgumentsDecoder[A](self.kind, args_type, upgrade)
         self.decode: Final[Callable[[bytes | str], A]] = self._decoder.decode
         self._changes: Final = declared_changes(options)
+        unique = options.get("unique")
+        if isinstance(unique, Unique):
+            unique.check_type(self.kind, args_type)
         self._resolved: tuple[ResolvedOptions, ResolvedOptions] = (
             DEFAULTS,
             DEFAULTS._replace(**self._changes),
@@ -196,11 +200,18 @@ def prepare(
         ConfigError: the kind or an option cannot be what it is.
         ArgumentsEncodeError: the arguments or ``meta`` cannot be stored.
     """
+    args_type: object = Any
     if isinstance(kind, JobType):
         name, text, resolved = kind.kind, kind.encode(args, max_bytes), kind.resolved(defaults)
+        args_type = kind.args_type
     else:
         name, text, resolved = check_kind(kind), encode(args, max_bytes=max_bytes), defaults
-    return name, text, resolve(options, resolved) if options else resolved
+    if options:
+        resolved = resolve(options, resolved)
+    if resolved.unique is not None:
+        key, readable = resolved.unique.compute(name, text, resolved.queue, args_type)
+        resolved = resolved._replace(unique_key=key, unique_name=readable)
+    return name, text, resolved
 
 
 def prepare_many(

@@ -8,7 +8,6 @@ merged. ``None`` means none: no time limit, no unique key, no delay, no time to 
 from __future__ import annotations
 
 import functools
-import hashlib
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,6 +18,7 @@ from jobq._json import encode
 from jobq._limits import MAX_META_BYTES, MAX_WAIT
 from jobq._messages import shown
 from jobq._operation import array_literal
+from jobq._unique import Unique, check_key, readable, unique_key
 
 MAX_NAME_BYTES: Final = 128  # of a kind or a queue
 MAX_TAGS: Final = 20
@@ -28,7 +28,6 @@ PRIORITIES: Final = range(-9, 10)
 # A day away from the ends of Python's calendar, so that a time zone of whoever reads cannot lead out of it.
 _EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
 _LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
-UNIQUE_NAME_LENGTH: Final = 200  # characters of a unique key that are kept for people to read
 
 
 class JobTypeOptions(TypedDict, total=False):
@@ -40,7 +39,8 @@ class JobTypeOptions(TypedDict, total=False):
         delay: how long to wait from the database's now, up to 100 years; not with ``run_at``.
         max_attempts: failures after which a job is discarded, 1 to 32,767; 25.
         timeout: how long one attempt may take, ``None`` for no limit; 1 hour.
-        unique: a key of your own; while a job with it is live, another is not made.
+        unique: a key of your own; while a job with it is live, another is not made. Or a
+            :class:`Unique`, which says more.
         meta: what travels beside the arguments, at most 16 KiB as JSON.
         tags: at most 20 words, each of 1 to 100 bytes.
     """
@@ -50,7 +50,7 @@ class JobTypeOptions(TypedDict, total=False):
     delay: timedelta | None
     max_attempts: int
     timeout: timedelta | None
-    unique: str | None
+    unique: str | Unique | None
     meta: Mapping[str, object] | None
     tags: Sequence[str]
 
@@ -75,7 +75,9 @@ class ResolvedOptions(NamedTuple):
         run_at: when it is due; or ``delay_s``, seconds from the database's now; or neither.
         meta: a JSON document, ``None`` for none.
         tags: PostgreSQL's text form of a text array, ``None`` for none.
-        unique_key: 16 bytes, see `unique_key`; ``unique_name`` is what people read.
+        unique_key: 16 bytes, see `_unique`; ``unique_name`` is what people read.
+        unique: how the key is held, where it is not the plain way; the key itself is computed with
+            the job's arguments where it depends on them, and ``None`` until then.
     """
 
     queue: str = "default"
@@ -89,6 +91,7 @@ class ResolvedOptions(NamedTuple):
     tags: str | None = None
     unique_key: bytes | None = None
     unique_name: str | None = None
+    unique: Unique | None = None
 
 
 DEFAULTS: Final = ResolvedOptions()
@@ -165,15 +168,6 @@ def check_name(option: str, value: object) -> str:
     return _name(option, value)
 
 
-def unique_key(text: str) -> bytes:
-    """Return the 16 bytes that stand for a unique key.
-
-    The normal form, for other programs that make jobs: Unicode's NFC of the text, as UTF-8, its
-    SHA-256 cut to the first 16 bytes.
-    """
-    return hashlib.sha256(unicodedata.normalize("NFC", text).encode()).digest()[:16]
-
-
 def _name(option: str, value: object) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"{option}={shown(value)}: a string of 1 to {MAX_NAME_BYTES} bytes")
@@ -189,7 +183,7 @@ def _checked_name(option: str, value: str) -> str:
     return value
 
 
-def _check_text(option: str, value: str, max_bytes: int | None = None) -> None:
+def _check_text(option: str, value: str, max_bytes: int) -> None:
     text = shown(value)
     try:
         size = len(value.encode())
@@ -197,11 +191,8 @@ def _check_text(option: str, value: str, max_bytes: int | None = None) -> None:
         raise ConfigError(f"{option}={text}: a lone surrogate is no text") from None
     if "\0" in value:
         raise ConfigError(f"{option}={text}: PostgreSQL cannot hold a NUL character")
-    if size == 0 or (max_bytes is not None and size > max_bytes):
-        limit = (
-            "at least 1 character" if max_bytes is None else f"1 to {max_bytes} bytes of UTF-8, not {size}"
-        )
-        raise ConfigError(f"{option}={text}: {limit}")
+    if not 1 <= size <= max_bytes:
+        raise ConfigError(f"{option}={text}: 1 to {max_bytes} bytes of UTF-8, not {size}")
 
 
 def _integer(option: str, value: object, allowed: range) -> int:
@@ -264,12 +255,11 @@ def _read_timeout(value: object) -> dict[str, Any]:
 
 def _read_unique(value: object) -> dict[str, Any]:
     if value is None:
-        return {"unique_key": None, "unique_name": None}
-    if not isinstance(value, str):
-        raise ConfigError(f"unique={shown(value)}: a string, or None for none")
-    _check_text("unique", value)
-    name = unicodedata.normalize("NFC", value)
-    return {"unique_key": unique_key(value), "unique_name": name[:UNIQUE_NAME_LENGTH]}
+        return {"unique_key": None, "unique_name": None, "unique": None}
+    if isinstance(value, Unique):
+        return {"unique_key": None, "unique_name": None, "unique": value}
+    key = check_key("unique", value)
+    return {"unique_key": unique_key(key), "unique_name": readable(key), "unique": None}
 
 
 def _read_meta(value: object) -> dict[str, Any]:

@@ -45,10 +45,13 @@ class Enqueued:
     Attributes:
         id: the job's id; with a unique key that is held, the id of the job that holds it.
         inserted: whether this call made the job.
+        replaced: whether this call put what it was given in the place of what that job, which was
+            waiting for its first start, had been given before.
     """
 
     id: int
     inserted: bool
+    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +223,27 @@ class Job:
 
     @property
     def cancelled(self) -> StopFlag:
-        """True when this attempt should stop: time limit, shutdown, lost lease.
+        """True when this attempt should stop: an operator's cancel, time limit, shutdown, lost lease.
 
         An asyncio handler is cancelled and need not look. A sync handler in a thread cannot be
-        stopped from outside, so a long one asks ``if job.cancelled:`` now and then, or waits with
-        ``job.cancelled.wait(seconds)`` instead of sleeping.
+        stopped from outside, so a long one asks ``if job.cancelled:`` now and then, waits with
+        ``job.cancelled.wait(seconds)`` instead of sleeping, or calls :meth:`raise_if_cancelled`. A
+        handler in a process of its own does not see it: it is ended by a signal.
         """
         if self._cancelled is None:
             self._cancelled = StopFlag()
         return self._cancelled
+
+    def raise_if_cancelled(self) -> None:
+        """Leave a sync handler when its attempt should stop: what then becomes of the job is not its concern.
+
+        Raises:
+            asyncio.CancelledError: :attr:`cancelled` is true. Let it pass, as an async handler does.
+        """
+        if self._cancelled is not None and self._cancelled.is_set():
+            import asyncio  # noqa: PLC0415 - who only declares kinds loads no event loop
+
+            raise asyncio.CancelledError
 
     def fields(self) -> tuple[Any, ...]:
         """Return what the constructor takes, to make the same job in another process."""

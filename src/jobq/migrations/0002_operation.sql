@@ -118,8 +118,13 @@ comment on table {schema}.operator_log is 'who did what, when and why';
 alter table {schema}.unique_key
     add column held_until timestamptz,
     add column until_started boolean not null default false;
--- For the keys that a period holds beyond the life of their jobs; others do not stand in it.
-create index unique_key_held on {schema}.unique_key (held_until, key) where held_until is not null;
+comment on table {schema}.unique_key is
+    'a key is held as its newest generation says: until a time, or while that job waits, or while it is live';
+
+-- Which of its key's rows is the job's, so that nobody walks over a hot key's generations to find it; null
+-- where code of version 1 made the job. Whoever adds a generation locks the row that he counts from (for
+-- key share), so rows can be removed (for update skip locked) without a second count from the beginning.
+alter table {schema}.job add column unique_generation integer;
 
 -- Retention and statistics find by age what has ended; people list what was discarded or cancelled.
 create index finished_at on {schema}.finished (finished_at);
@@ -177,8 +182,7 @@ declare
     end;
     held_key constant bytea := pg_catalog.substring(
         pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.normalize(unique_key, 'NFC'), 'UTF8')), 1, 16);
-    last_generation integer;
-    holder bigint;
+    last {schema}.unique_key%rowtype;
 begin
     if problem is not null then
         raise exception 'jobq: %', problem using errcode = 'invalid_parameter_value';
@@ -186,23 +190,30 @@ begin
     enqueue.id := pg_catalog.nextval('{schema}.job_id_seq');
     enqueue.inserted := held_key is null;
 
-    -- A key is held while the job of its newest generation is live. The insert waits for a
-    -- concurrent holder's transaction; when that commits, the next round sees it.
+    -- A key is held as its newest generation says. The insert waits for a concurrent holder's
+    -- transaction; when that commits, the next round sees it.
     for round in 1 .. 10 loop
         exit when enqueue.inserted;
-        select u.generation, u.job_id into last_generation, holder
+        select u.* into last
         from {schema}.unique_key u where u.key = held_key order by u.generation desc limit 1;
-        if coalesce(
-            (select 1 from {schema}.ready w where w.job_id = holder limit 1),
-            (select 1 from {schema}.scheduled w where w.job_id = holder limit 1),
-            (select 1 from {schema}.running w where w.job_id = holder limit 1)) is not null
+        if (case when last.held_until is not null then last.held_until > pg_catalog.clock_timestamp()
+            else coalesce(
+                (select 1 from {schema}.ready w where w.job_id = last.job_id
+                 and (w.attempt = 0 or not last.until_started) limit 1),
+                (select 1 from {schema}.scheduled w where w.job_id = last.job_id
+                 and (w.attempt = 0 or not last.until_started) limit 1),
+                (select 1 from {schema}.running w where w.job_id = last.job_id
+                 and not last.until_started limit 1)) is not null end)
         then
-            enqueue.id := holder;
+            enqueue.id := last.job_id;
             return next;
             return;
         end if;
+        perform from {schema}.unique_key u where u.key = held_key and u.generation = last.generation
+        for key share;
+        continue when last.generation is not null and not found;  -- it was removed just now
         insert into {schema}.unique_key (key, generation, job_id)
-        values (held_key, coalesce(last_generation, 0) + 1, enqueue.id) on conflict do nothing;
+        values (held_key, coalesce(last.generation, 0) + 1, enqueue.id) on conflict do nothing;
         enqueue.inserted := found;
     end loop;
     if not enqueue.inserted then
@@ -210,10 +221,12 @@ begin
             using errcode = 'serialization_failure';
     end if;
 
-    insert into {schema}.job (id, kind, args, max_attempts, timeout_s, expires_at, unique_key, unique_name, meta, tags)
+    insert into {schema}.job (id, kind, args, max_attempts, timeout_s, expires_at,
+                              unique_key, unique_name, unique_generation, meta, tags)
     values (enqueue.id, enqueue.kind, enqueue.args, enqueue.max_attempts,
             pg_catalog.date_part('epoch', enqueue.timeout), enqueue.expires_at,
             held_key, pg_catalog.left(pg_catalog.normalize(enqueue.unique_key, 'NFC'), 200),
+            case when held_key is not null then coalesce(last.generation, 0) + 1 end,
             nullif(enqueue.meta, '{}'), nullif(enqueue.tags, '{}'));
     if enqueue.run_at > pg_catalog.statement_timestamp() then
         insert into {schema}.scheduled (job_id, run_at, reason, queue, priority)
