@@ -13,11 +13,16 @@ import pytest
 
 import jobq._enqueue
 import jobq._outcomes
-from jobq._cancel import cancel_job
+from jobq._bulk import BulkRun
+from jobq._bulk_sql import Settings
+from jobq._cancel import Cancellation, cancel_job
+from jobq._control import apply_requests
 from jobq._duties import discarded, end, expire, next_orphan, promote, renew, rescue
 from jobq._enqueue import enqueue_many
 from jobq._errors import DatabaseError, JobConflict
+from jobq._filter import JobFilter
 from jobq._operate import retry_job
+from jobq._operator_log import Entry
 from jobq._outcomes import Settlement, complete, release, settle
 from tests.support.storage import (
     BOOM,
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
+    from jobq._bulk import Action, BulkResult
     from jobq._operation import Call, Operation
 
 OLD, NEW = 1, 2
@@ -415,12 +421,14 @@ class Crowd:
         self.moves: Counter[str] = Counter()
         self.failures: list[BaseException] = []
         self.workers = [OLD, NEW]
+        self.requests = 0  # to cancel a job that runs, of which nobody knows yet what came
         self._lock = threading.Lock()
 
     def run(self) -> None:
         bodies = [self.claim, self.complete, self.complete, self.settle, self.settle, self.rescue]
         bodies += [self.promote, self.promote, self.enqueue, self.enqueue, self.let_workers_die, self.release]
-        bodies += [self.cancel, self.retry, self.retry]
+        bodies += [self.cancel, self.retry, self.retry, self.apply]
+        bodies += [self.cancel_in_bulk, self.retry_in_bulk, self.move_in_bulk, self.delete_in_bulk]
         threads = [
             threading.Thread(target=self._body, args=(body, seed), name=body.__name__, daemon=True)
             for seed, body in enumerate(bodies)
@@ -479,7 +487,48 @@ class Crowd:
         return sum(made.inserted for made in store.run(enqueue_many(SCHEMA, rows, notify=True)))
 
     def cancel(self, store: Storage, rng: random.Random) -> int:
-        return self._attempt(store, cancel_job(SCHEMA, self._any(store, rng), "no"))
+        return self._attempt(store, self._cancel(self._any(store, rng)))
+
+    def _cancel(self, job_id: int) -> Operation[None]:
+        """Cancel a job; one that runs is cancelled later by somebody else, or completes before."""
+        if (yield from cancel_job(SCHEMA, job_id, "no")) is Cancellation.REQUESTED:
+            with self._lock:
+                self.requests += 1
+            raise JobConflict
+
+    def apply(self, store: Storage, rng: random.Random) -> int:
+        time.sleep(0.02)  # a pace
+        cancelled = len(store.run(apply_requests(SCHEMA)))
+        with self._lock:
+            self.requests -= cancelled
+        return cancelled
+
+    def cancel_in_bulk(self, store: Storage, rng: random.Random) -> int:
+        done = self._in_bulk(store, rng, "cancel", 20)
+        with self._lock:
+            self.requests += done.requested
+        return done.changed
+
+    def retry_in_bulk(self, store: Storage, rng: random.Random) -> int:
+        return self._in_bulk(store, rng, "retry", 40, states=["completed", "cancelled", "discarded"]).changed
+
+    def move_in_bulk(self, store: Storage, rng: random.Random) -> int:
+        return self._in_bulk(store, rng, "move", 40).changed
+
+    def delete_in_bulk(self, store: Storage, rng: random.Random) -> int:
+        time.sleep(0.05)  # a pace
+        return self._in_bulk(store, rng, "delete", 2, states=["completed", "cancelled"]).changed
+
+    def _in_bulk(
+        self, store: Storage, rng: random.Random, action: Action, many: int, **chosen: Any
+    ) -> BulkResult:
+        ids = [job_id for (job_id,) in store.sql("select id from jobq.job limit 150")]
+        which = JobFilter(ids=rng.sample(ids, min(many, len(ids))), **chosen)
+        settings = Settings(priority=rng.randint(-1, 1))
+        bulk = BulkRun(SCHEMA, action, which, Entry(action, {}), settings, rng.randint(1, many))
+        while (step := bulk.step()) is not None:
+            store.run(step)
+        return bulk.result
 
     def retry(self, store: Storage, rng: random.Random) -> int:
         return self._attempt(store, retry_job(SCHEMA, self._any(store, rng), notify=True))
@@ -514,19 +563,23 @@ def contend(store: Storage, duration_s: float) -> None:
     made = store.enqueue(150)
     crowd = Crowd(store.dsn, duration_s)
     crowd.run()
-    assert min(crowd.moves.values()) > 0, f"somebody had nothing to do: {crowd.moves}"
-    assert len(crowd.moves) == 10
+    busy = {name: moved for name, moved in crowd.moves.items() if name != "apply"}  # others come before it
+    assert min(busy.values()) > 0, f"somebody had nothing to do: {crowd.moves}"
+    assert len(crowd.moves) == 15
     places = store.places()
     assert {len(where) for where in places.values()} == {1}, "a job stands nowhere, or twice"
-    assert places.keys() >= set(made)
-    assert len(places) == len(made) + crowd.moves["enqueue"]
+    assert len(places) == len(made) + crowd.moves["enqueue"] - crowd.moves["delete_in_bulk"]
     twice = store.sql(
         "select unique_key from jobq.jobs where state in ('ready', 'scheduled', 'running')"
         " and unique_key is not null group by unique_key having count(*) > 1"
     )
     assert twice == [], "two live jobs hold one key"
     finished = sum(where[0].table in {"completed", "cancelled"} for where in places.values())
-    assert finished == crowd.moves["complete"] + crowd.moves["cancel"] - crowd.moves["retry"]
+    by_request = finished - (
+        crowd.moves["complete"] + crowd.moves["cancel"] + crowd.moves["cancel_in_bulk"] + crowd.moves["apply"]
+        - crowd.moves["retry"] - crowd.moves["retry_in_bulk"] - crowd.moves["delete_in_bulk"]
+    )  # fmt: skip
+    assert 0 <= by_request <= crowd.requests, "settled or rescued as cancelled, and never asked to be"
 
 
 def test_s73_opposite_orders_over_the_same_jobs_do_not_deadlock(store: Storage) -> None:

@@ -78,13 +78,19 @@ returning job_id
 
 # `on conflict`: where somebody wrote the tables by hand, the job may stand in the target already. It is
 # not lost then, and must leave `running` all the same, or its outcome would be refused for ever.
+# A job that an operator wants cancelled is, whatever else was decided before its worker knew.
 SETTLE: Final = f"""
 with x as materialized (
-    select r.tid, o.*
+    select r.tid, o.job_id, o.attempt, o.delay_s, o.failed, o.outcome, o.type, o.message, o.traceback,
+           coalesce(c.target, o.target) as target,
+           case when c.target is null then o.reason else c.reason end as reason
     from unnest($1::int8[], $2::int4[], $4::text[], $5::text[], $6::float8[], $7::int4[],
                 $8::text[], $9::text[], $10::text[], $11::text[])
          o(job_id, attempt, target, reason, delay_s, failed, outcome, type, message, traceback)
     cross join lateral ({_FENCE.format(columns="", schema="{schema}")}) r
+    left join lateral (
+        select 'cancelled' as target, reason from {{schema}}.cancel_request
+        where job_id = o.job_id and o.target <> 'cancelled' limit 1) c on true
     order by r.tid
 ), u as (
     delete from {{schema}}.running r using x where r.ctid = x.tid
@@ -136,11 +142,19 @@ RELEASE: Final = f"""
 with s as materialized (
     select ctid as tid from {{schema}}.running
     where worker_id = $1::int8 and job_id <> all ($2::int8[]) order by ctid
-), u as (
+), d as (
     delete from {{schema}}.running where ctid = any (array(select tid from s)) returning *
+), u as materialized (
+    select d.*, c.job_id is not null as asked, c.reason from d left join lateral (
+        select job_id, reason from {{schema}}.cancel_request where job_id = d.job_id limit 1) c on true
 ), i as (
     insert into {{schema}}.ready (job_id, queue, priority, attempt, failures, crashes)
-    select job_id, queue, priority, attempt, failures, crashes from u
+    select job_id, queue, priority, attempt, failures, crashes from u where not asked
+), f as (
+    insert into {{schema}}.finished
+        (job_id, state, claimed_at, queue, priority, worker_id, attempt, failures, crashes, reason)
+    select job_id, 'cancelled', claimed_at, queue, priority, worker_id, attempt, failures, crashes, reason
+    from u where asked
 ), n as materialized (
     select count({NOTIFY}) as sent from (select distinct queue from u) q
 )

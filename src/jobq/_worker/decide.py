@@ -6,6 +6,7 @@ and made storable here, so that whatever a handler raises, its record fits and h
 
 from __future__ import annotations
 
+import random
 import traceback
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,7 @@ from jobq._backoff import DEFAULT_BACKOFF
 from jobq._errors import ArgumentsDecodeError, Cancel, Permanent, Retry, Snooze
 from jobq._limits import MAX_WAIT
 from jobq._outcomes import Failure, Settlement
+from jobq._pauses import PUT_BACK_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +27,7 @@ MESSAGE_LIMIT: Final = 10_000  # characters of an error's message that are kept
 TRACEBACK_LIMIT: Final = 20_000  # characters of a traceback that are kept, from both of its ends
 REASON_LIMIT: Final = 500
 UNKNOWN_KIND_DELAY_S: Final = 10.0
+_RNG: Final = random.Random()  # noqa: S311 - spreads load, guards nothing
 TIME_LIMIT_TYPE: Final = "jobq.TimeLimit"
 
 
@@ -79,12 +82,13 @@ def on_failure(
     return Settlement(job.id, job.attempt, "scheduled", "retry", delay_s, failed=True, failure=failure)
 
 
-def refuse(row: Claimed, *, is_known: bool) -> Settlement | None:
+def refuse(row: Claimed, *, is_known: bool, is_paused: bool = False) -> Settlement | None:
     """Decide what becomes of a claimed job that must not be started here; ``None``: it may be.
 
     Args:
         row: the claimed job.
         is_known: whether there is a handler for its kind.
+        is_paused: whether an operator has paused its kind.
     """
     if row.kind is None:
         return Settlement(row.job_id, row.attempt, "discarded", "its payload is missing")
@@ -93,7 +97,21 @@ def refuse(row: Claimed, *, is_known: bool) -> Settlement | None:
     if not is_known:
         # Parked, not failed: a worker of another version may know it.
         return Settlement(row.job_id, row.attempt, "scheduled", "unknown kind", delay_s=UNKNOWN_KIND_DELAY_S)
-    return None
+    return put_back(row.job_id, row.attempt) if is_paused else None
+
+
+def put_back(job_id: int, attempt: int) -> Settlement:
+    """Keep a job of a paused kind away from the workers for a while: no retry used."""
+    return Settlement(job_id, attempt, "scheduled", "paused", delay_s=_RNG.uniform(*PUT_BACK_S))
+
+
+def cancelled(decided: Settlement, reason: str | None) -> Settlement:
+    """Decide for a job that was to be cancelled and did not complete: it is, and its failure is kept."""
+    return decided._replace(
+        to="cancelled",
+        reason=decided.reason if decided.to == "cancelled" and not reason else reason,
+        delay_s=0.0,
+    )
 
 
 def hand_back(job_id: int, attempt: int) -> Settlement:

@@ -23,6 +23,7 @@ class StopReason(enum.Enum):
     TIME_LIMIT = "its time limit"
     SHUTDOWN = "the worker's shutdown"
     LEASE = "the end of the worker's lease"
+    CANCEL = "an operator's cancel"
 
 
 class Execution:
@@ -37,11 +38,13 @@ class Execution:
         started_at: likewise for its start, 0 before.
         deadline: when its time limit ends, infinity for none.
         stop_reason: set once, when it was told to stop; ``stopped_at`` says when.
+        cancel_reason: what the operator said who cancelled it.
         is_stuck: it went on after that, and its slot was given away.
         task, process: what to cancel or kill.
     """
 
     __slots__ = (
+        "cancel_reason",
         "claimed",
         "claimed_at",
         "deadline",
@@ -69,6 +72,7 @@ class Execution:
         self.deadline = float("inf")
         self.stop_reason: StopReason | None = None
         self.stopped_at = 0.0
+        self.cancel_reason: str | None = None
         self.is_stuck = False
         self.task: asyncio.Task[None] | None = None
         self.process: ProcessCall | None = None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jobq._errors import ArgumentsDecodeError, ArgumentsEncodeError
 from jobq._outcomes import Settlement
-from jobq._worker.decide import hand_back, on_exception, on_timeout, undecidable
+from jobq._worker.decide import cancelled, hand_back, on_exception, on_timeout, put_back, undecidable
 from jobq._worker.execution import Execution, StopReason
 from jobq._worker.outcome import Completion
 from jobq._worker.processes import ProcessKilled, ProcessRunner
@@ -23,7 +23,7 @@ from jobq._worker.suspects import Suspects, alone_from
 from jobq._worker.threads import ThreadRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from jobq._types import Job
     from jobq._worker.config import WorkerConfig
@@ -77,6 +77,7 @@ class Executor:
         self._one_ended = asyncio.Event()
         self.last_tick = time.monotonic()
         self.is_draining = False
+        self.paused_kinds: frozenset[str] = frozenset()
 
     def report_starts(self, started: StartedJobs, crash_limit: int) -> None:
         """Report what starts here to a supervisor, which makes a crash of this process a cheap one."""
@@ -88,13 +89,16 @@ class Executor:
     def fill(self, line: Line) -> None:
         """Start held jobs while slots are free."""
         held = line.held
-        while held and line.running < line.slots and not self.is_draining:
+        while held and line.running < line.slots and not self.is_draining and not line.is_paused:
             self._start(held.popleft())
 
     def _start(self, execution: Execution) -> None:
         handler = execution.handler
         if not self._lease.is_safe(execution.identity):
             self._on_outcome(execution, hand_back(execution.job.id, execution.job.attempt))
+            return
+        if self.paused_kinds and execution.job.kind in self.paused_kinds:
+            self._on_outcome(execution, put_back(execution.job.id, execution.job.attempt))
             return
         if self.started is not None:  # before anything that is the job's own: its arguments may bite
             self.started.add(execution.claimed.job_id, execution.claimed.attempt)
@@ -166,6 +170,14 @@ class Executor:
     def _decide(
         self, execution: Execution, result: Any, error: BaseException | None
     ) -> Completion | Settlement:
+        outcome = self._decide_by_itself(execution, result, error)
+        if execution.stop_reason is StopReason.CANCEL and isinstance(outcome, Settlement):
+            return cancelled(outcome, execution.cancel_reason)
+        return outcome
+
+    def _decide_by_itself(
+        self, execution: Execution, result: Any, error: BaseException | None
+    ) -> Completion | Settlement:
         job, handler, stop = execution.job, execution.handler, execution.stop_reason
         if stop is StopReason.TIME_LIMIT:
             # Also when it returned all the same: it was told that its time is over.
@@ -198,12 +210,49 @@ class Executor:
         if execution.task is not None:
             execution.task.cancel()
         if execution.process is not None:
-            execution.process.kill()
+            if reason is StopReason.CANCEL:
+                execution.process.terminate()
+            else:
+                execution.process.kill()
 
     def stop_all(self, reason: StopReason) -> None:
         """Tell every running handler to stop."""
         for execution in list(self.running):
             self.stop(execution, reason)
+
+    def job_ids(self) -> list[int]:
+        """Return the jobs that are here, running or held."""
+        running = [execution.job.id for execution in self.running]
+        return running + [execution.job.id for line in self._lines for execution in line.held]
+
+    def cancel(self, reasons: Mapping[int, str | None]) -> None:
+        """Cancel the jobs of these ids: what runs is told to stop, what is held never starts."""
+        if not reasons:
+            return
+        for execution in [one for one in self.running if one.job.id in reasons and one.stop_reason is None]:
+            job = execution.job
+            logger.info("job %d (%s) is told to stop: an operator cancels it", job.id, job.kind)
+            execution.cancel_reason = reasons[job.id]
+            self.stop(execution, StopReason.CANCEL)
+        for execution in self._take_held(lambda one: one.job.id in reasons):
+            back = hand_back(execution.job.id, execution.job.attempt)
+            self._on_outcome(execution, cancelled(back, reasons[execution.job.id]))
+
+    def pause_kinds(self, kinds: frozenset[str]) -> None:
+        """Start no job of these kinds, until told otherwise."""
+        if kinds != self.paused_kinds:
+            logger.info("paused kinds: %s", ", ".join(sorted(kinds)) or "none any more")
+        self.paused_kinds = kinds
+        if kinds:
+            for execution in self._take_held(lambda one: one.job.kind in kinds):
+                self._on_outcome(execution, put_back(execution.job.id, execution.job.attempt))
+
+    def _take_held(self, wanted: Callable[[Execution], bool]) -> list[Execution]:
+        """Take those that are wanted from what waits for slots."""
+        taken = [execution for line in self._lines for execution in line.held if wanted(execution)]
+        for execution in taken:
+            execution.line.held.remove(execution)
+        return taken
 
     async def ended(self, until: float, *, but_stuck: bool = False) -> None:
         """Wait until nothing runs any more (stuck handlers apart), or the monotonic time ``until``."""
@@ -233,7 +282,11 @@ class Executor:
             elif not self._lease.is_safe(execution.identity):
                 self.stop(execution, StopReason.LEASE)
         elif not execution.is_stuck and now - execution.stopped_at > self._cancel_grace_s:
-            self._leave_behind(execution)
+            if execution.process is not None and not execution.process.is_killed:
+                execution.stopped_at = now
+                execution.process.kill()
+            else:
+                self._leave_behind(execution)
 
     def _leave_behind(self, execution: Execution) -> None:
         """Give a stuck handler's slot to the next job; its own stays leased until it ends."""
@@ -314,6 +367,8 @@ def _log_failure(job: Job, outcome: Settlement) -> None:
     what = f"job {job.id} ({job.kind}) attempt {job.attempt}: {failure.type}: {failure.message[:500]}"
     if outcome.to == "scheduled":
         logger.warning("%s; it is retried in %.1f s", what, outcome.delay_s, extra=extra)
+    elif outcome.to == "cancelled":
+        logger.info("%s; it was to be cancelled, and is", what, extra=extra)
     else:
         logger.error("%s; it is discarded\n%s", what, failure.traceback, extra=extra)
 

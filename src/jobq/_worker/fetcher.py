@@ -180,10 +180,11 @@ class Fetcher:
     async def _take(self, line: Line, identity: Identity, claimed: Sequence[Claimed], now: float) -> None:
         """Hand claimed jobs to the line, but those that must not run here."""
         suspects: list[Execution] = []
+        paused = self._executor.paused_kinds
         for row in claimed:
             identity.known.add((row.job_id, row.attempt))
             handler = self._jobs.lookup(row.kind) if row.kind is not None else None
-            refused = refuse(row, is_known=handler is not None)
+            refused = refuse(row, is_known=handler is not None, is_paused=row.kind in paused)
             if handler is None or refused is not None:
                 if row.kind is not None and handler is None:
                     logger.info("job %d has a kind that this worker does not know: %r", row.job_id, row.kind)
@@ -197,6 +198,8 @@ class Fetcher:
         self._executor.fill(line)
         if suspects:
             await self._take_suspects(line, suspects)
+        if line.is_paused:  # while the claim was under way
+            self._executor.give_back_held(line)
 
     async def _take_suspects(self, line: Line, suspects: Sequence[Execution]) -> None:
         """Let suspects in, but none before the others are safely out of this process."""

@@ -30,6 +30,7 @@ class Line:
         slots: how many of its jobs may run at once.
         running: how many do (stuck ones apart).
         stuck: handlers that went on after they were told to stop, and whose slot was given away.
+        is_paused: an operator wants none of its jobs started.
         held: claimed jobs that wait for a slot; at ``refill_at`` or fewer it is time to claim.
         marks: where its live rows can begin.
         mean_run_s: moving mean of how long its handlers run.
@@ -41,6 +42,7 @@ class Line:
         "_poll_s",
         "held",
         "interval_s",
+        "is_paused",
         "marks",
         "marks_generation",
         "mean_run_s",
@@ -62,6 +64,7 @@ class Line:
         self._horizon_s = config.prefetch_horizon.total_seconds()
         self.running = 0
         self.stuck = 0
+        self.is_paused = False
         self.held: deque[Execution] = deque()
         self.marks = LaneMarks()
         self.marks_generation = -1
@@ -91,7 +94,9 @@ class Line:
         return self.running + len(self.held) < self.slots
 
     def wanted(self) -> int:
-        """Return how many jobs to claim now: none while enough are held."""
+        """Return how many jobs to claim now: none while enough are held, or the queue is paused."""
+        if self.is_paused:
+            return 0
         free = self.slots - self.running - len(self.held)
         target = self.hold_target()
         self.refill_at = target // 2

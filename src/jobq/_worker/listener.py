@@ -13,6 +13,7 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Final
 
+from jobq._control import control_channel
 from jobq._driver_errors import map_error
 from jobq._enqueue import notify_channel
 from jobq._errors import Error
@@ -46,14 +47,24 @@ class Listener:
         schema: whose queues it listens for.
         on_news: called with a queue's name when something was enqueued there, and with ``None``
             when notifications may have been missed.
+        on_alert: called when an operator has said something, on a channel of its own.
     """
 
-    def __init__(self, link: Link, other: Link, schema: str, on_news: Callable[[str | None], None]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        other: Link,
+        schema: str,
+        on_news: Callable[[str | None], None],
+        on_alert: Callable[[], None],
+    ) -> None:
         self._link = link
         self._other = other
         self._schema = schema
         self._channel = notify_channel(schema)
+        self._control_channel = control_channel(schema)
         self._on_news = on_news
+        self._on_alert = on_alert
         self._wanted: set[str] = set()
         self._armed: set[str] = set()
         self._changed = asyncio.Event()
@@ -100,7 +111,8 @@ class Listener:
             return self._be_deaf("the connection goes through a pooler in transaction mode")
         connection = session.connection
         connection.add_notify_handler(self._hear)
-        await self._link.run(_statement(f"listen {quote_identifier(self._channel)}"))
+        for channel in (self._channel, self._control_channel):
+            await self._link.run(_statement(f"listen {quote_identifier(channel)}"))
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         fd = connection.fileno()
@@ -143,13 +155,15 @@ class Listener:
         except Exception as error:
             raise map_error(error) from error
         while (notice := pgconn.notifies()) is not None:
-            self._hear_payload(notice.extra.decode(errors="replace"))
+            self._hear_text(notice.relname.decode(errors="replace"), notice.extra.decode(errors="replace"))
 
     def _hear(self, notice: psycopg.Notify) -> None:
-        self._hear_payload(notice.payload)
+        self._hear_text(notice.channel, notice.payload)
 
-    def _hear_payload(self, payload: str) -> None:
-        if not payload.startswith(_TEST_PREFIX):
+    def _hear_text(self, channel: str, payload: str) -> None:
+        if channel == self._control_channel:
+            self._on_alert()
+        elif not payload.startswith(_TEST_PREFIX):
             self._on_news(payload)
         elif payload == self._test_token:
             self._test_passed.set()

@@ -3,6 +3,9 @@
 Spawned, not forked: a fork copies locks that other threads hold, and sockets that are not its own.
 A handler is found in the child by module and name. The child decides what an exception means and
 sends back the outcome, since not every exception survives the way between processes.
+
+A job that an operator cancels gets SIGTERM first, which raises `SystemExit` in its handler, so that it
+can clean up; what still runs after the worker's `cancel_grace` is killed with its children.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from jobq._errors import ConfigError
 from jobq._outcomes import Failure, Settlement
 from jobq._types import Job
-from jobq._worker.decide import on_exception, on_failure
+from jobq._worker.decide import hand_back, on_exception, on_failure
 from jobq._worker.outcome import Completion
 
 if TYPE_CHECKING:
@@ -35,6 +38,10 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 class ProcessKilled(BaseException):
     """The process was killed by the worker, which knows why."""
+
+
+class _Terminated(SystemExit):
+    """SIGTERM came while a handler ran in this process."""
 
 
 class _Child:
@@ -55,6 +62,12 @@ class _Child:
             os.killpg(pid, signal.SIGKILL)  # its own group, from its first instruction on
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Ask the handler that runs in it to end; its own children are left to it."""
+        if self.process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGTERM)
 
     def answer(self) -> Completion | Settlement:
         """Wait for the outcome of the job that was sent.
@@ -138,18 +151,24 @@ class ProcessCall:
         self._raw = raw
         self._child: _Child | None = None
         self._killed = False
+        self._terminated = False
         self._lock = threading.Lock()
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether :meth:`kill` was called."""
+        return self._killed
 
     def run(self) -> Completion | Settlement:
         """Run the job and return its outcome. Blocks.
 
         Raises:
-            ProcessKilled: :meth:`kill` was called.
+            ProcessKilled: :meth:`kill` or :meth:`terminate` was called, and it ended without an outcome.
         """
         child = self._runner.take()
         with self._lock:
             self._child = child
-            if self._killed:
+            if self._is_stopped():
                 self._runner.discard(child)
                 raise ProcessKilled
         fn = self._handler.fn
@@ -158,13 +177,29 @@ class ProcessCall:
             outcome = child.answer()
         except (EOFError, OSError):
             self._runner.discard(child)
-            if self._killed:
+            if self._is_stopped():
                 raise ProcessKilled from None
             return self._died(child.process.exitcode)
         with self._lock:
             self._child = None
-        self._runner.give_back(child)
+            ends = self._terminated
+        # A child that was asked to end does so, now or with its next breath. One that hands its job
+        # back was asked by somebody else.
+        if ends or (isinstance(outcome, Settlement) and outcome.to == "ready"):
+            self._runner.discard(child)
+        else:
+            self._runner.give_back(child)
         return outcome
+
+    def _is_stopped(self) -> bool:
+        return self._killed or self._terminated
+
+    def terminate(self) -> None:
+        """Ask the handler to end, or see to it that it never starts."""
+        with self._lock:
+            self._terminated = True
+            if self._child is not None:
+                self._child.terminate()
 
     def kill(self) -> None:
         """Kill the process, now or as soon as it has started."""
@@ -184,6 +219,7 @@ def _serve(pipe: Connection) -> None:
     """Be the child: run one job after another until the worker closes the pipe."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _raise_terminated)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     while True:
@@ -191,7 +227,23 @@ def _serve(pipe: Connection) -> None:
             module, name, fields, raw = pipe.recv()
         except EOFError:
             return
-        pipe.send(_run(_find(module, name), Job(*fields), raw))
+        outcome = _run(_find(module, name), Job(*fields), raw)
+        pipe.send(outcome)
+        if isinstance(outcome, Settlement) and outcome.to == "ready":
+            return
+
+
+def _raise_terminated(number: int, frame: object) -> None:
+    """Raise in the handler that runs. Between two jobs the worker ends this process in its own way."""
+    del frame
+    if _State.runs_handler:
+        raise _Terminated(128 + number)
+
+
+class _State:
+    """What this process is doing, for its signal handler."""
+
+    runs_handler = False
 
 
 def _find(module: str, name: str) -> Handler[Any, Any]:
@@ -206,8 +258,14 @@ def _find(module: str, name: str) -> Handler[Any, Any]:
 
 def _run(handler: Handler[Any, Any], job: Job, raw: str | None) -> Completion | Settlement:
     try:
+        _State.runs_handler = True
         result = handler.fn(job, handler.decode(raw or "null"))
+        _State.runs_handler = False
         text = handler.encode_result(result) if handler.store_result else None
+    except _Terminated:
+        _State.runs_handler = False
+        return hand_back(job.id, job.attempt)
     except BaseException as error:  # noqa: BLE001 - a handler may raise anything; all of it is recorded
+        _State.runs_handler = False
         return on_exception(job, error, handler.backoff)
     return Completion(job.id, job.attempt, text)
