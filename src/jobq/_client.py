@@ -17,6 +17,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from jobq import _migrate
 from jobq._adapters import async_executor, sync_executor
 from jobq._client_base import ClientBase, documented_by
+from jobq._client_periodic import AsyncPeriodic, Periodic
 from jobq._client_queues import AsyncQueues, Queues
 from jobq._driver_errors import DRIVER_ERRORS, map_error
 from jobq._operate import cancel_job, get_job, job_errors, retry_job
@@ -80,8 +81,13 @@ class AsyncClient(ClientBase[AsyncPool, AsyncCursor]):
 
     @functools.cached_property
     def queues(self) -> AsyncQueues:
-        """What holds for whole queues: how long they keep what has ended."""
-        return AsyncQueues(self._run, self.schema)
+        """What holds for whole queues: what is paused, and how long they keep what has ended."""
+        return AsyncQueues(self._run, self.schema, notify=self.notify)
+
+    @functools.cached_property
+    def periodic(self) -> AsyncPeriodic:
+        """Schedules: list, add, remove, pause, resume, trigger."""
+        return AsyncPeriodic(self._run, self.schema, self._defaults, self._args_limit, notify=self.notify)
 
     async def open(self) -> None:
         """Connect. Does nothing when it is open.
@@ -315,8 +321,13 @@ class Client(ClientBase[SyncPool, SyncCursor]):
 
     @functools.cached_property
     def queues(self) -> Queues:
-        """What holds for whole queues: how long they keep what has ended."""
-        return Queues(self._run, self.schema)
+        """What holds for whole queues: what is paused, and how long they keep what has ended."""
+        return Queues(self._run, self.schema, notify=self.notify)
+
+    @functools.cached_property
+    def periodic(self) -> Periodic:
+        """Schedules: list, add, remove, pause, resume, trigger."""
+        return Periodic(self._run, self.schema, self._defaults, self._args_limit, notify=self.notify)
 
     @documented_by(AsyncClient.open)
     def open(self) -> None:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 REGISTER: Final = """
-insert into {schema}.worker (id, name, host, pid, version, queues, kinds, lease_until)
-values ($1::int8, $2::text, $3::text, $4::int4, $5::text, $6::text[], $7::text[],
-        clock_timestamp() + $8::float8 * interval '1 second')
+insert into {schema}.worker (id, name, host, pid, version, queues, kinds, periodics, lease_until)
+values ($1::int8, $2::text, $3::text, $4::int4, $5::text, $6::text[], $7::text[], $8::text[],
+        clock_timestamp() + $9::float8 * interval '1 second')
 """
 
 # Renews only what has not been declared over: whoever ended the lease may have given the jobs away.
@@ -194,11 +194,12 @@ class Registration(NamedTuple):
     version: str
     queues: list[str]
     kinds: list[str]
+    periodics: Sequence[str] = ()
 
 
 def register(schema: str, registration: Registration, lease_s: float) -> Operation[None]:
     """Make the worker's row, with a first lease."""
-    yield Call(in_schema(REGISTER, schema), (*registration, lease_s))
+    yield Call(in_schema(REGISTER, schema), (*registration[:-1], list(registration.periodics), lease_s))
 
 
 def renew(schema: str, worker_id: int, lease_s: float) -> Operation[bool]:

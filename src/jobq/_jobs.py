@@ -14,14 +14,16 @@ from jobq._errors import ConfigError, DuplicateKind
 from jobq._jobtype import JobType, check_aliases
 from jobq._json import encode
 from jobq._limits import MAX_RESULT_BYTES
+from jobq._schedule import make_schedule
 from jobq._signature import Mode, RunIn, UnresolvedAnnotation, args_type_of, mode_of, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from jobq._arguments import Upgrade
     from jobq._backoff import Backoff
     from jobq._options import JobTypeOptions
+    from jobq._schedule import PeriodicOptions, Schedule
     from jobq._types import AttemptError, Job
 
 A = TypeVar("A")
@@ -102,6 +104,7 @@ class Jobs:
 
     def __init__(self) -> None:
         self._by_kind: dict[str, Handler[Any, Any]] = {}
+        self._schedules: dict[str, Schedule] = {}
         self._parts: list[Jobs] = []
         self._on_discard: list[OnDiscard] = []
         self._is_included = False
@@ -115,6 +118,11 @@ class Jobs:
     def handlers(self) -> tuple[Handler[Any, Any], ...]:
         """Every handler, in the order of declaration."""
         return tuple(dict.fromkeys(self._by_kind.values()))
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """Every schedule, in the order of declaration."""
+        return tuple(self._schedules.values())
 
     def lookup(self, kind: str) -> Handler[Any, Any] | None:
         """Return what runs a kind, by its name or an alias; ``None`` for an unknown kind."""
@@ -202,6 +210,41 @@ class Jobs:
 
         return declare
 
+    @overload
+    def add_periodic(
+        self, name: str, kind: JobType[None], args: None = None, **options: Unpack[PeriodicOptions]
+    ) -> None: ...
+    @overload
+    def add_periodic(
+        self, name: str, kind: JobType[A], args: A, **options: Unpack[PeriodicOptions]
+    ) -> None: ...
+    @overload
+    def add_periodic(
+        self, name: str, kind: str, args: object = None, **options: Unpack[PeriodicOptions]
+    ) -> None: ...
+    def add_periodic(
+        self,
+        name: str,
+        kind: JobType[Any] | str,
+        args: object = None,
+        **options: Unpack[PeriodicOptions],
+    ) -> None:
+        """Declare a schedule: a job of a kind at every tick of a clock, while workers with it run.
+
+        Args:
+            name: what it is known by, in the whole schema, 1 to 128 bytes.
+            kind: of its jobs: a handler, a declared kind, or a bare string, the untyped way.
+            args: of its jobs.
+            options: when it ticks (``every`` or ``cron``), what becomes of ticks that were missed, and
+                the options of its jobs, see :class:`jobq.PeriodicOptions`.
+
+        Raises:
+            ConfigError: something of it cannot work, or a schedule of that name is declared here
+                already; the message names it.
+        """
+        schedule = make_schedule(name, kind, args, cast("dict[str, object]", options))
+        self._add_schedules([schedule])
+
     def on_discard(self, fn: _D) -> _D:
         """Declare the decorated function as told of every job that is discarded here.
 
@@ -225,15 +268,17 @@ class Jobs:
         return (*below, *self._on_discard)
 
     def include(self, other: Jobs) -> None:
-        """Take over all handlers of another `Jobs`. It takes no further handlers after that.
+        """Take over all handlers and schedules of another `Jobs`. It takes no further ones after that.
 
         Raises:
-            ConfigError: it is this one.
+            ConfigError: it is this one, or both declare a schedule of one name.
             DuplicateKind: both declare a kind; then nothing is taken over.
         """
         if other is self:
             raise ConfigError("include: a Jobs cannot include itself")
+        self._check_schedules(other._schedules)
         self._add(other._by_kind)
+        self._add_schedules(other.schedules)
         self._parts.append(other)
         other._is_included = True
 
@@ -246,12 +291,26 @@ class Jobs:
         for handler in self.handlers:
             handler.prepare()
 
-    def _add(self, handlers: Mapping[str, Handler[Any, Any]]) -> None:
+    def _add_schedules(self, schedules: Sequence[Schedule]) -> None:
+        added = {schedule.name: schedule for schedule in schedules}
+        self._check_not_included(added)
+        self._check_schedules(added)
+        self._schedules.update(added)
+
+    def _check_schedules(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._schedules:
+                raise ConfigError(f"schedule {name!r} is declared already")
+
+    def _check_not_included(self, names: Iterable[str]) -> None:
         if self._is_included:
             raise ConfigError(
-                f"{', '.join(handlers)}: this Jobs was included in another one, which would not see it;"
+                f"{', '.join(names)}: this Jobs was included in another one, which would not see it;"
                 " declare first, include afterwards"
             )
+
+    def _add(self, handlers: Mapping[str, Handler[Any, Any]]) -> None:
+        self._check_not_included(handlers)
         for kind in handlers:
             known = self._by_kind.get(kind)
             if known is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jobq import __version__
 from jobq._claim import restamp
 from jobq._duties import Registration
+from jobq._periodic_operate import declare, prepare_schedule
 from jobq._worker.completer import Completer
 from jobq._worker.discards import DiscardNotices
 from jobq._worker.duties import Promoter, Rescuer
@@ -25,6 +26,7 @@ from jobq._worker.lines import Line
 from jobq._worker.link import Link
 from jobq._worker.listener import Listener
 from jobq._worker.report import WorkerReport, WorkerStats
+from jobq._worker.scheduler import Scheduler
 from jobq._worker.stats import Counters
 
 if TYPE_CHECKING:
@@ -55,6 +57,11 @@ class Parts:
     ) -> None:
         schema, conninfo, notify = client.schema, client.conninfo, client.notify
         self._schema = schema
+        self._schedules = [
+            # with the client's default options, as everything that is enqueued through it
+            prepare_schedule(schedule, client._defaults, client._args_limit)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+            for schedule in jobs.schedules
+        ]
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self.config = config
         self.counters = Counters()
@@ -72,6 +79,7 @@ class Parts:
             __version__,
             list(config.queues),
             list(jobs.kinds),
+            [schedule.name for schedule in jobs.schedules],
         )
         self.lease = Lease(conninfo, schema, registration, config, on_register, self._lease_ended)
         self.executor = Executor(config, self.lease, self.lines, self.counters, self._outcome, self._room)
@@ -102,7 +110,8 @@ class Parts:
             self._duties, schema, config, self.counters, self.lease, self._rescued_discards
         )
         leading = Link(conninfo, schema, f"jobq leader {self.name}", limit_s)
-        self._leader = Leader(self._duties, leading, schema, config, self.lease, self.name, [])
+        duties = [Scheduler(leading, schema, notify=notify)]
+        self._leader = Leader(self._duties, leading, schema, config, self.lease, self.name, duties)
         self._notices = DiscardNotices(self._duties, schema, jobs)
         self._links = (self._claims, self._outcomes, self._duties, leading, listening)
         self._claiming: list[asyncio.Task[None]] = []
@@ -123,6 +132,7 @@ class Parts:
         await asyncio.to_thread(self.lease.start, watch)
         try:
             await self._restamp()
+            await self._declare()
         except BaseException:
             self.executor.close()
             await asyncio.to_thread(self.lease.stop)
@@ -140,6 +150,12 @@ class Parts:
             count = await self._claims.run(restamp(self._schema, line.queue))
             if count:
                 logger.warning("%d jobs of %r came from another cluster: stamped anew", count, line.queue)
+
+    async def _declare(self) -> None:
+        """Write the schedules of the code. Only once: a later identity has the code of this start."""
+        worker_id = self.lease.identities[0].id
+        for name in await self._claims.run(declare(self._schema, worker_id, self._schedules)):
+            logger.warning("schedule %r was added by a client, and is declared in the code now", name)
 
     async def stop_claiming(self) -> None:
         """Claim nothing more, and give back what was claimed and not started."""

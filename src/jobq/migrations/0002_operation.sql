@@ -56,10 +56,12 @@ create table {schema}.periodic_tick (
     tick    timestamptz not null,
     job_id  bigint,
     skipped text,
+    missed_until timestamptz,
     made_at timestamptz not null default clock_timestamp(),
     primary key (name, tick)
 );
 create index periodic_tick_made on {schema}.periodic_tick (made_at);
+comment on column {schema}.periodic_tick.missed_until is 'this tick and all before that one were missed';
 comment on table {schema}.periodic_tick is 'ticks that were dealt with: the job of each, or why there is none';
 
 alter table {schema}.worker add column periodics text[] not null default '{}';
