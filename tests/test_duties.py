@@ -19,7 +19,7 @@ from jobq._cancel import Cancellation, cancel_job
 from jobq._control import apply_requests
 from jobq._duties import discarded, end, expire, next_orphan, promote, renew, rescue
 from jobq._enqueue import enqueue_many
-from jobq._errors import DatabaseError, JobConflict
+from jobq._errors import DatabaseError, JobConflict, JobNotFound
 from jobq._filter import JobFilter
 from jobq._operate import retry_job
 from jobq._operator_log import Entry
@@ -541,7 +541,7 @@ class Crowd:
         """Ask for what the job's state, or its key, may forbid just now."""
         try:
             store.run(operation)
-        except JobConflict:
+        except (JobConflict, JobNotFound):  # deleted at this moment
             return 0
         return 1
 
