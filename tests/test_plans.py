@@ -6,6 +6,7 @@ that a pinned horizon keeps, so that the planner takes thousands of rows for one
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,15 +14,19 @@ import psycopg
 import pytest
 from psycopg import sql
 
+import jobq
 from jobq._cancel import cancel_job
 from jobq._claim import claim, refresh, restamp
 from jobq._duties import discarded, promote, renew, rescue
-from jobq._enqueue import FIND_HOLDERS, enqueue_many, enqueue_one
+from jobq._enqueue import enqueue_many, enqueue_one
+from jobq._enqueue_unique import FIND_FASTER, GIVE_UP
 from jobq._marks import LaneMarks
 from jobq._operate import get_job, job_errors, retry_job
 from jobq._operation import Call, Operation, in_schema
 from jobq._outcomes import Settlement, complete, find_finished, settle
 from jobq._postgres import text_params
+from jobq._unique import Unique
+from tests.support.polling import eventually
 from tests.support.storage import BOOM, SCHEMA, Storage, hold, job_row
 
 if TYPE_CHECKING:
@@ -34,6 +39,7 @@ BATCH: Final = 100
 WORKER: Final = 1
 HOT: Final = ("job", "ready", "scheduled", "running", "finished", "attempt_error", "unique_key")
 KEYS: Final = [n.to_bytes(16, "big") for n in range(1, BATCH + 1)]
+REPLACING: Final = Unique("k", on_conflict="replace")
 FENCES: Final = [(3 * ROWS + n, 1) for n in range(1, BATCH + 1)]
 
 # Ids: ready, scheduled, finished, running, each with its own 50,000; the payloads are 200,000.
@@ -181,7 +187,14 @@ CLIENTS: Final[dict[str, Callable[[], Operation[Any]]]] = {
     "enqueue many": lambda: enqueue_many(SCHEMA, [job_row(priority=n % 3) for n in range(9)], notify=True),
     "unique enqueue": lambda: enqueue_many(SCHEMA, [job_row(unique_key=key) for key in KEYS], notify=True),
     "one unique enqueue": lambda: enqueue_many(SCHEMA, [job_row(unique_key=KEYS[0])], notify=True),
-    "find holders": lambda: _one(Call(in_schema(FIND_HOLDERS, SCHEMA), (KEYS,))),
+    "replacing enqueue": lambda: enqueue_many(
+        SCHEMA, [job_row(unique_key=key, unique=REPLACING) for key in KEYS], notify=True
+    ),
+    "one replacing enqueue": lambda: enqueue_many(
+        SCHEMA, [job_row(unique_key=KEYS[0], unique=REPLACING)], notify=True
+    ),
+    "find faster": lambda: _one(Call(in_schema(FIND_FASTER, SCHEMA), (KEYS, [2] * BATCH))),
+    "give up": lambda: _one(Call(in_schema(GIVE_UP, SCHEMA), (KEYS, [1] * BATCH, [1] * BATCH))),
     "cancel": lambda: cancel_job(SCHEMA, ROWS, "no"),
     "retry": lambda: retry_job(SCHEMA, 3 * ROWS, notify=True),
     "get": lambda: get_job(SCHEMA, ROWS),
@@ -225,6 +238,47 @@ def test_a_clients_statement_does_not_either_on_a_connection_without_our_setting
         store.sql(f"set plan_cache_mode = {cache_mode}")
         plan = explain(store, hold(CLIENTS[statement]()))
     assert whole_scans(plan) == []
+
+
+FEWER: Final = 20_000
+
+
+def rows_read_whole(dsn: str) -> int:
+    """Return how many rows of our tables were read by scans of whole tables so far."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        row = connection.execute(
+            "select coalesce(sum(seq_tup_read), 0) from pg_stat_user_tables where schemaname = 'jobq'"
+        ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def reading(client: jobq.Client, job_id: int) -> None:
+    """Use each of the rare verbs on a job that has ended, or is not there."""
+    for verb in (client.get, client.errors, client.cancel, client.retry, client.cancel):
+        with contextlib.suppress(jobq.JobNotFound, jobq.JobConflict):
+            verb(job_id)
+
+
+@pytest.mark.matrix
+def test_a_clients_plans_from_when_there_was_not_a_single_row_read_no_table_whole_later(dsn: str) -> None:
+    with jobq.Client(dsn, pool_max_size=1) as client:
+        for _ in range(8):  # from the sixth time on PostgreSQL may keep a plan
+            reading(client, 3 * FEWER)
+        before = rows_read_whole(dsn)
+        fill(dsn, FEWER)
+        reading(client, 3 * FEWER)
+        assert client.get(3 * FEWER).state is jobq.JobState.CANCELLED
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        # A session's counts arrive when it ends, and on 14 a little later.
+        eventually(
+            lambda: connection.execute(
+                "select true from pg_stat_user_tables"
+                " where schemaname = 'jobq' and relname = 'finished' and n_tup_del >= 1"
+            ).fetchone(),
+            10.0,
+        )
+    assert rows_read_whole(dsn) - before < FEWER
 
 
 # -- what a claim reads ----------------------------------------------------------------------------
