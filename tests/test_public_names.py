@@ -39,7 +39,8 @@ OPERATING = {
     "Retention",
 }
 BACKING_OFF = {"Backoff", "ConstantBackoff", "ExponentialBackoff", "PolynomialBackoff"}
-OBSERVING = {"QueueStats", "WorkerInfo"}
+OBSERVING = {"QueueStats", "WorkerInfo", "JobContextFilter", "current_job", "Settled", "WorkerObserver"}
+STANDING_AROUND = {"CallNext", "EnqueueMiddleware", "RunMiddleware"}
 SIGNALS = {"Signal", "Permanent", "Retry", "Snooze", "Cancel"}
 ERRORS = {
     "Error",
@@ -60,11 +61,22 @@ ERRORS = {
     "PeriodicNotFound",
     "PeriodicConflict",
     "QueueFull",
+    "MiddlewareError",
+    "ProcessFailure",
     "DatabaseUnavailable",
     "DatabaseError",
 }
 NAMES = (
-    CLIENTS | DECLARING | WORKING | OPERATING | BACKING_OFF | OBSERVING | SIGNALS | ERRORS | {"__version__"}
+    CLIENTS
+    | DECLARING
+    | WORKING
+    | OPERATING
+    | BACKING_OFF
+    | OBSERVING
+    | STANDING_AROUND
+    | SIGNALS
+    | ERRORS
+    | {"__version__"}
 )
 
 

@@ -38,9 +38,11 @@ if TYPE_CHECKING:
         Error,
         JobConflict,
         JobNotFound,
+        MiddlewareError,
         PeriodicConflict,
         PeriodicNotFound,
         Permanent,
+        ProcessFailure,
         QueueFull,
         Retry,
         SchemaError,
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     from jobq._filter import JobFilter, JobPage
     from jobq._jobs import Handler, Jobs
     from jobq._jobtype import JobType, NewJob
+    from jobq._logging import JobContextFilter, current_job
+    from jobq._middleware import CallNext, EnqueueMiddleware, RunMiddleware, Settled, WorkerObserver
     from jobq._migrate import migrate
     from jobq._operator_log import OperatorAction
     from jobq._options import JobOptions, JobTypeOptions
@@ -79,6 +83,7 @@ __all__ = [
     "BulkConflict",
     "BulkCount",
     "BulkResult",
+    "CallNext",
     "Cancel",
     "Cancellation",
     "Client",
@@ -88,12 +93,14 @@ __all__ = [
     "DatabaseError",
     "DatabaseUnavailable",
     "DuplicateKind",
+    "EnqueueMiddleware",
     "Enqueued",
     "Error",
     "ExponentialBackoff",
     "Handler",
     "Job",
     "JobConflict",
+    "JobContextFilter",
     "JobFilter",
     "JobInfo",
     "JobNotFound",
@@ -103,6 +110,7 @@ __all__ = [
     "JobType",
     "JobTypeOptions",
     "Jobs",
+    "MiddlewareError",
     "NewJob",
     "OperatorAction",
     "Pause",
@@ -112,14 +120,17 @@ __all__ = [
     "PeriodicOptions",
     "Permanent",
     "PolynomialBackoff",
+    "ProcessFailure",
     "QueueFull",
     "QueueStats",
     "Retention",
     "Retry",
+    "RunMiddleware",
     "SchemaError",
     "SchemaMissing",
     "SchemaOutdated",
     "SchemaTooNew",
+    "Settled",
     "Signal",
     "Snooze",
     "TransactionError",
@@ -128,9 +139,11 @@ __all__ = [
     "Worker",
     "WorkerConfig",
     "WorkerInfo",
+    "WorkerObserver",
     "WorkerReport",
     "WorkerStats",
     "__version__",
+    "current_job",
     "migrate",
 ]
 
@@ -153,6 +166,8 @@ _HOMES = {
     "_types": ("AttemptError", "Enqueued", "Job", "JobInfo", "JobState"),
     "_unique": ("Unique",),
     "_worker": ("Worker", "WorkerConfig", "WorkerReport", "WorkerStats"),
+    "_middleware": ("CallNext", "EnqueueMiddleware", "RunMiddleware", "Settled", "WorkerObserver"),
+    "_logging": ("JobContextFilter", "current_job"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

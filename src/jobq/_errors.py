@@ -18,10 +18,12 @@ jobq catches it and nobody else ever sees it::
     ├── ClientClosed               the client is not open, or was opened in another process (fork)
     ├── JobNotFound                no job has that id
     ├── JobConflict                the job's state or unique key forbids what was asked
-    │   └── UniqueConflict         an enqueue met a held key, and was told to raise then
+    │   └── UniqueConflict         another job holds the unique key
     ├── PeriodicNotFound           no schedule has that name
     ├── PeriodicConflict           live workers declare the schedule, which forbids what was asked
     ├── QueueFull                  an enqueue into a queue that holds as many ready jobs as the client allows
+    ├── MiddlewareError            a middleware failed, or does not do what one has to
+    ├── ProcessFailure             how a handler in a process failed, as its run's middleware sees it
     ├── DatabaseUnavailable        the server did not answer in time, or the connection broke
     └── DatabaseError              the server refused a statement; ``__cause__`` has the driver's error
 
@@ -112,7 +114,9 @@ class JobConflict(Error):
 
 
 class UniqueConflict(JobConflict):
-    """An enqueue met a unique key that is held, and was told to raise then. It has made no job.
+    """Another job holds the unique key, of a job to be made (which was to raise then) or to be retried.
+
+    Nothing was made or changed.
 
     Attributes:
         job_id: the job that holds the key; ``None`` when two items of one call have it.
@@ -151,6 +155,28 @@ class QueueFull(Error):
         self.queue = queue
         self.count = count
         self.limit = limit
+
+
+class MiddlewareError(Error):
+    """A middleware failed, or does not do what one has to; the message names it."""
+
+
+class ProcessFailure(Error):
+    """How a handler in a process of its own failed, for the middleware around its run.
+
+    Exceptions do not all survive the way between processes, so this stands for each of them.
+
+    Attributes:
+        type: the exception's qualified name.
+        message: its text.
+        traceback: its traceback over there.
+    """
+
+    def __init__(self, type: str, message: str, traceback: str) -> None:
+        super().__init__(f"{type}: {message}")
+        self.type = type
+        self.message = message
+        self.traceback = traceback
 
 
 class DatabaseUnavailable(Error):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from jobq._arguments import Upgrade
     from jobq._backoff import Backoff
+    from jobq._middleware import RunMiddleware, WorkerObserver
     from jobq._options import JobTypeOptions
     from jobq._schedule import PeriodicOptions, Schedule
     from jobq._types import AttemptError, Job
@@ -33,6 +34,8 @@ OnDiscard: TypeAlias = "Callable[[Job, AttemptError], object]"
 """Told of a job that was discarded, and of its last error; what it returns is awaited if it can be."""
 
 _D = TypeVar("_D", bound=OnDiscard)
+_M = TypeVar("_M", bound="RunMiddleware")
+_O = TypeVar("_O", bound="WorkerObserver")
 
 
 class Handler(JobType[A], Generic[A, R]):
@@ -107,6 +110,8 @@ class Jobs:
         self._schedules: dict[str, Schedule] = {}
         self._parts: list[Jobs] = []
         self._on_discard: list[OnDiscard] = []
+        self._middleware: list[RunMiddleware] = []
+        self._observers: list[WorkerObserver] = []
         self._is_included = False
 
     @property
@@ -266,6 +271,48 @@ class Jobs:
         parts = [part for part in self._parts if kind in part._by_kind]  # noqa: SLF001 - of this class
         below = (callback for part in parts for callback in part._jobs_callbacks(kind))  # noqa: SLF001
         return (*below, *self._on_discard)
+
+    def use(self, middleware: _M) -> _M:
+        """Have a middleware stand around every run of what is declared here, now or later.
+
+        What is used first stands outermost, and what an including `Jobs` uses outside of that. It may
+        decorate a coroutine function, too.
+
+        Args:
+            middleware: see :class:`jobq.RunMiddleware`.
+
+        Returns:
+            The same.
+        """
+        if not callable(middleware):
+            raise ConfigError(f"use: takes a run middleware, a coroutine function, not {middleware!r}")
+        self._middleware.append(middleware)
+        return middleware
+
+    def observe(self, observer: _O) -> _O:
+        """Tell an observer of what workers with this `Jobs` claim and record.
+
+        Args:
+            observer: see :class:`jobq.WorkerObserver`.
+
+        Returns:
+            The same.
+        """
+        for name in ("claimed", "settled"):
+            if not callable(getattr(observer, name, None)):
+                raise ConfigError(f"observe: {observer!r} has no method {name!r}")
+        self._observers.append(observer)
+        return observer
+
+    def middleware_of(self, kind: str) -> tuple[RunMiddleware, ...]:
+        """Return what stands around a kind's runs, the outermost first."""
+        parts = [part for part in self._parts if kind in part._by_kind]  # noqa: SLF001 - of this class
+        return (*self._middleware, *(one for part in parts for one in part.middleware_of(kind)))
+
+    @property
+    def observers(self) -> tuple[WorkerObserver, ...]:
+        """Every observer, those of included `Jobs` last."""
+        return (*self._observers, *(one for part in self._parts for one in part.observers))
 
     def include(self, other: Jobs) -> None:
         """Take over all handlers and schedules of another `Jobs`. It takes no further ones after that.

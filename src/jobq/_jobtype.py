@@ -148,6 +148,9 @@ class JobType(Generic[A]):
         return f"{type(self).__name__}({self.kind!r}, {describe_type(self.args_type)})"
 
 
+_SAME: Final = object()  # "as it is", where None is a value
+
+
 class NewJob:
     """One job to be made: the item of ``enqueue_many``. Read-only.
 
@@ -173,6 +176,17 @@ class NewJob:
         self.kind: Final = kind
         self.args: Final = args
         self.options: Final = options
+
+    def replace(self, *, args: object = _SAME, **options: Unpack[JobOptions]) -> NewJob:
+        """Return another new job with other arguments, or with options in the place of its own.
+
+        Args:
+            args: its arguments; the same by default.
+            options: those that change; an option that is given replaces the whole of it.
+        """
+        given: Any = {**self.options, **options}
+        kind: Any = self.kind
+        return NewJob(kind, self.args if args is _SAME else args, **given)
 
     def __repr__(self) -> str:
         name = self.kind.kind if isinstance(self.kind, JobType) else self.kind

@@ -41,25 +41,7 @@ _PLAN: Final = (
 SETTINGS: Final = "select " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in _PLAN)
 LIMIT: Final = "select set_config('statement_timeout', $1::text, true)"
 
-_BLOCKS: Final = 120  # of each table, spread over it…
-NEWEST_BLOCKS: Final = 30  # …and these at its end
-HOUR_ROWS: Final = 1_000  # of the last hour that are counted one by one
-_PROBES: Final = 12  # points of the last hour at which the rate is measured, if there are more…
-_PROBE_ROWS: Final = 1_000  # …each by so many rows: a batch of outcomes has one and the same time
-OTHER_ROWS: Final = 150  # discarded, and cancelled, that are counted one by one
-DUE_ROWS: Final = 300  # of what is due within seconds
-_PARKED_FOR_S: Final = 11  # a job of an unknown kind is parked for 10 s
-MOST_LANES: Final = 60
-LANES_TIME_LIMIT_MS: Final = 250
-
-SNAPSHOT: Final = """
-begin isolation level repeatable read, read only;
-set local enable_seqscan = off; set local enable_bitmapscan = off;
-set local enable_hashjoin = off; set local enable_mergejoin = off;
-set local plan_cache_mode = force_generic_plan; set local jit = off
-"""
-
-_BLOCKS: Final = f"""
+_CHOSEN: Final = f"""
 size as materialized (
     select place, greatest(pages - {NEWEST_BLOCKS}, 0) as body, pages,
            greatest(1, ceil(greatest(pages - {NEWEST_BLOCKS}, 0) / {SAMPLED_BLOCKS}.0))::int8 as step
@@ -91,7 +73,7 @@ def _of_blocks(place: str, columns: str) -> str:
 # table was read whole. `part`: of scheduled jobs those of unknown kinds, of finished ones those of the
 # last hour.
 COUNTS: Final = f"""
-with {_BLOCKS}
+with {_CHOSEN}
 select place, null::text, 0::float8, 0::float8, null::float8, step = 1 from size
 union all
 select 'ready', r.queue, sum(b.weight)::float8, 0,
@@ -201,7 +183,7 @@ order by ended_at is not null, started_at desc, id limit 10000
 """
 
 RUNNING: Final = f"""
-with {_BLOCKS}
+with {_CHOSEN}
 select null::int8, 0::float8, step = 1 from size
 union all
 select r.worker_id, sum(b.weight)::float8, null

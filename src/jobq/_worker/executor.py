@@ -14,7 +14,9 @@ import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 from jobq._errors import ArgumentsDecodeError, ArgumentsEncodeError
+from jobq._logging import fields_of, set_current_job
 from jobq._outcomes import Settlement
+from jobq._worker.around import Ended, run_around
 from jobq._worker.decide import cancelled, hand_back, on_exception, on_timeout, put_back, undecidable
 from jobq._worker.execution import Execution, StopReason
 from jobq._worker.outcome import Completion
@@ -23,8 +25,9 @@ from jobq._worker.suspects import Suspects, alone_from
 from jobq._worker.threads import ThreadRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from jobq._middleware import RunMiddleware
     from jobq._types import Job
     from jobq._worker.config import WorkerConfig
     from jobq._worker.lease import Lease
@@ -78,6 +81,7 @@ class Executor:
         self.last_tick = time.monotonic()
         self.is_draining = False
         self.paused_kinds: frozenset[str] = frozenset()
+        self.middleware: Mapping[str, Sequence[RunMiddleware]] = {}  # of the kinds that have some
 
     def report_starts(self, started: StartedJobs, crash_limit: int) -> None:
         """Report what starts here to a supervisor, which makes a crash of this process a cheap one."""
@@ -102,9 +106,12 @@ class Executor:
             return
         if self.started is not None:  # before anything that is the job's own: its arguments may bite
             self.started.add(execution.claimed.job_id, execution.claimed.attempt)
+        middleware = self.middleware.get(execution.job.kind)
         try:
             arguments = (
-                None if handler.mode == "process" else handler.decode(execution.claimed.args or "null")
+                handler.decode(execution.claimed.args or "null")
+                if middleware or handler.mode != "process"
+                else None
             )
         except ArgumentsDecodeError as error:
             outcome = on_exception(execution.job, error, handler.backoff)
@@ -121,19 +128,16 @@ class Executor:
         timeout_s = execution.claimed.timeout_s
         if timeout_s is not None:
             execution.deadline = time.monotonic() + timeout_s
-        if handler.mode == "async":
+        if middleware:
+            execution.task = self._loop.create_task(self._run_around(execution, arguments, middleware))
+        elif handler.mode == "async":
             execution.task = self._loop.create_task(self._run(execution, arguments))
-        elif handler.mode == "thread":
-            execution.started_at = time.monotonic()
-            fn, job = handler.fn, execution.job
-            self._threads.submit(execution, lambda: fn(job, arguments))
         else:
-            execution.started_at = time.monotonic()
-            execution.process = call = self._processes.prepare(handler, execution.job, execution.claimed.args)
-            self._threads.submit(execution, call.run)
+            self._run_in_thread(execution, arguments)
 
     async def _run(self, execution: Execution, arguments: Any) -> None:
         execution.started_at = time.monotonic()
+        set_current_job(execution.job)
         try:
             result = await execution.handler.fn(execution.job, arguments)
         except BaseException as error:  # noqa: BLE001 - also SystemExit and the like end this job alone
@@ -141,8 +145,37 @@ class Executor:
         else:
             self._ended(execution, result, None)
 
-    def _thread_ended(self, execution: Execution, result: Any, error: BaseException | None) -> None:
-        self._ended(execution, result, error)
+    async def _run_around(
+        self, execution: Execution, arguments: Any, middleware: Sequence[RunMiddleware]
+    ) -> None:
+        execution.started_at = time.monotonic()
+        set_current_job(execution.job)
+        try:
+            result = await run_around(execution, arguments, middleware, self._threads, self._processes)
+        except BaseException as error:  # noqa: BLE001 - see _run
+            self._ended(execution, None, error)
+        else:
+            self._ended(execution, result, None)
+
+    def _run_in_thread(self, execution: Execution, arguments: Any) -> None:
+        handler, job = execution.handler, execution.job
+        execution.started_at = time.monotonic()
+        if handler.mode == "process":
+            execution.process = call = self._processes.prepare(handler, job, execution.claimed.args)
+            self._threads.submit(execution, call.run)
+            return
+
+        def run() -> Any:
+            set_current_job(job)  # in the call's own context
+            return handler.fn(job, arguments)
+
+        self._threads.submit(execution, run)
+
+    def _thread_ended(self, token: Execution | Ended, result: Any, error: BaseException | None) -> None:
+        if isinstance(token, Ended):
+            token.set(result, error)  # the middleware around it goes on
+        else:
+            self._ended(token, result, error)
 
     # End
 
@@ -302,7 +335,7 @@ class Executor:
             job.kind,
             time.monotonic() - execution.stopped_at,
             execution.stop_reason.value if execution.stop_reason else "",
-            extra={"job_id": job.id, "kind": job.kind, "queue": job.queue, "attempt": job.attempt},
+            extra=fields_of(job),
         )
         self.fill(line)
         self._on_room()
@@ -363,7 +396,7 @@ def _log_failure(job: Job, outcome: Settlement) -> None:
     failure = outcome.failure
     if failure is None:
         return
-    extra = {"job_id": job.id, "kind": job.kind, "queue": job.queue, "attempt": job.attempt}
+    extra = fields_of(job)
     what = f"job {job.id} ({job.kind}) attempt {job.attempt}: {failure.type}: {failure.message[:500]}"
     if outcome.to == "scheduled":
         logger.warning("%s; it is retried in %.1f s", what, outcome.delay_s, extra=extra)
