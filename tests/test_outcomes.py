@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
 
-from jobq._duties import forget_workers, next_orphan, promote, rescue
+from jobq._duties import next_orphan, promote, rescue
 from jobq._enqueue import enqueue_many, enqueue_one
 from jobq._limits import MAX_WAIT
 from jobq._outcomes import (
@@ -208,19 +208,6 @@ def test_s03_jobs_of_a_worker_whose_row_is_gone_are_rescued_and_its_outcome_is_l
     assert not store.call(late)
     assert_unchanged_and_completable(store, before, again)
     assert store.value("select worker from jobq.attempt_error") == f"worker {OLD}"
-
-
-def test_s03_a_worker_that_still_holds_a_job_is_not_forgotten(store: Storage) -> None:
-    job = store.claimed(OLD)
-    store.end_lease(OLD)
-    store.run(forget_workers(SCHEMA, 0.0))
-    assert store.value("select count(*) from jobq.worker where id = %s", OLD) == 1
-    store.run(rescue(SCHEMA, 3, 100))
-    store.run(forget_workers(SCHEMA, 3600.0))
-    assert store.value("select count(*) from jobq.worker where id = %s", OLD) == 1, "it ended just now"
-    store.run(forget_workers(SCHEMA, 0.0))
-    assert store.value("select count(*) from jobq.worker where id = %s", OLD) == 0
-    assert store.place(job.job_id).table == "ready"
 
 
 def test_s04_a_restart_under_the_same_name_is_another_worker(store: Storage) -> None:

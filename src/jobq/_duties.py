@@ -46,12 +46,6 @@ where ctid = any (array(
 returning id, name
 """
 
-FORGET_WORKERS: Final = """
-delete from {schema}.worker w
-where ended_at < clock_timestamp() - $1::float8 * interval '1 second'
-  and not exists (select from {schema}.running r where r.worker_id = w.id)
-"""
-
 # $3: where live rows can begin. Plain (not the exact mark of the lanes): a transaction that stayed
 # open past its job's time leaves a row behind the mark, and the full rescan finds it.
 PROMOTE: Final = f"""
@@ -215,11 +209,6 @@ def end(schema: str, worker_id: int, reason: str) -> Operation[bool]:
 def expire(schema: str) -> Operation[list[tuple[int, str]]]:
     """Declare over every lease that has run out. Returns those workers' ids and names."""
     return [(row[0], row[1]) for row in (yield Call(in_schema(EXPIRE, schema)))]
-
-
-def forget_workers(schema: str, older_s: float) -> Operation[None]:
-    """Remove workers that ended longer than ``older_s`` seconds ago and hold nothing."""
-    yield Call(in_schema(FORGET_WORKERS, schema), (older_s,))
 
 
 def promote(

@@ -11,7 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from jobq._duties import expire, forget_workers, next_orphan, promote, rescue
+from jobq._duties import expire, next_orphan, promote, rescue
 from jobq._errors import DatabaseError, DatabaseUnavailable, Error
 from jobq._outcomes import release
 
@@ -31,7 +31,6 @@ _PROMOTE_BATCH: Final = 1000
 _RESCUE_BATCH: Final = 500
 _RESCAN_S: Final = 10.0  # a full scan for due or orphaned rows, at least this far apart…
 _RESCAN_COST_FACTOR: Final = 50.0  # …and never for more than 2 % of the time
-_FORGET_WORKERS_S: Final = 7 * 86_400.0
 _MOST_PASSES: Final = 100  # of one rescue, so that it comes to an end under any load
 _SHORTEST_PAUSE_S: Final = 0.002
 _LONGEST_RETRY_S: Final = 5.0  # between two tries of a worker to reach a database that was away
@@ -172,7 +171,6 @@ class Rescuer:
         count = await self._sweep()
         cost_s = time.monotonic() - started
         self._scan_at = started + max(_RESCAN_S, cost_s * _RESCAN_COST_FACTOR)
-        await self._link.run(forget_workers(self._schema, _FORGET_WORKERS_S))
         return count
 
     async def _sweep(self) -> int:

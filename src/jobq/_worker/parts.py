@@ -14,6 +14,7 @@ from jobq import __version__
 from jobq._claim import restamp
 from jobq._duties import Registration
 from jobq._periodic_operate import declare, prepare_schedule
+from jobq._worker.cleaner import Cleaner, Trimmer
 from jobq._worker.completer import Completer
 from jobq._worker.discards import DiscardNotices
 from jobq._worker.duties import Promoter, Rescuer
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from jobq._outcomes import Settlement
     from jobq._worker.config import WorkerConfig
     from jobq._worker.execution import Execution
+    from jobq._worker.leader import Duty
     from jobq._worker.outcome import Completion, Outcome
 
 logger = logging.getLogger("jobq.worker")
@@ -110,7 +112,11 @@ class Parts:
             self._duties, schema, config, self.counters, self.lease, self._rescued_discards
         )
         leading = Link(conninfo, schema, f"jobq leader {self.name}", limit_s)
-        duties = [Scheduler(leading, schema, notify=notify)]
+        duties: list[Duty] = [
+            Scheduler(leading, schema, notify=notify),
+            Cleaner(leading, schema, self.counters),
+            Trimmer(leading, schema),
+        ]
         self._leader = Leader(self._duties, leading, schema, config, self.lease, self.name, duties)
         self._notices = DiscardNotices(self._duties, schema, jobs)
         self._links = (self._claims, self._outcomes, self._duties, leading, listening)
@@ -223,6 +229,7 @@ class Parts:
             lost_leases=counters.lost_leases,
             promoted=counters.promoted,
             rescued=counters.rescued,
+            removed=counters.removed,
             unrecorded=self.completer.pending,
             uncertain=counters.uncertain,
             renewals=self.lease.renewals,

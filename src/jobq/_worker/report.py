@@ -33,6 +33,7 @@ class WorkerStats:
     Attributes:
         running, held, stuck: jobs in this process: being run, waiting for a slot, and left behind.
         claimed, completed, lost_leases, promoted, rescued: totals.
+        removed: finished jobs that this worker, as the leader, removed since they had reached their age.
         settled: totals of other outcomes, by where the job went and why.
         unrecorded: outcomes that wait to be recorded.
         uncertain: outcomes sent twice because a reply was lost, of which nobody can say more.
@@ -51,6 +52,7 @@ class WorkerStats:
     lost_leases: int = 0
     promoted: int = 0
     rescued: int = 0
+    removed: int = 0
     unrecorded: int = 0
     uncertain: int = 0
     renewals: int = 0

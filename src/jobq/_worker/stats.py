@@ -26,6 +26,7 @@ class Counters:
         uncertain: outcomes sent twice because a reply was lost, of which nobody can say more.
         stuck: handlers that went on after they were told to stop.
         rescued: jobs taken back from dead workers; ``promoted``: due jobs made ready.
+        removed: finished jobs that had reached their age.
     """
 
     claimed: int = 0
@@ -36,6 +37,7 @@ class Counters:
     stuck: int = 0
     rescued: int = 0
     promoted: int = 0
+    removed: int = 0
     _database_away: bool = False
 
     def count(self, outcomes: Sequence[Outcome]) -> None:
