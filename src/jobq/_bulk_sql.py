@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jobq._control import ALERT
 from jobq._enqueue import NOTIFY
+from jobq._retake import RETAKE
 from jobq._types import JobState
 
 if TYPE_CHECKING:
@@ -93,40 +94,15 @@ def cancel(query: Query, state: JobState, settings: Settings, entry: Sequence[st
 )""")
 
 
-# Of two that have one key the newest is retried. The rows are locked before any key is taken, as an
-# operator's single retry does; nobody who holds a key waits for such a row.
-_TAKE_KEYS: Final = """l as materialized (
-    select f.ctid as tid, f.job_id from {schema}.finished f
-    where f.ctid = any (array(select tid from m)) order by f.ctid for update
-), known as materialized (
-    select l.tid, l.job_id, j.unique_key as key, g.generation, g.job_id as holder,
-           coalesce(
-               (select 1 from {schema}.ready where job_id = g.job_id limit 1),
-               (select 1 from {schema}.scheduled where job_id = g.job_id limit 1),
-               (select 1 from {schema}.running where job_id = g.job_id limit 1)) is not null as held,
-           first_value(l.job_id) over (partition by j.unique_key order by l.job_id desc) as newest
-    from l left join lateral (select unique_key from {schema}.job where id = l.job_id limit 1) j on true
-    left join lateral (
-        select generation, job_id from {schema}.unique_key u where u.key = j.unique_key
-        order by generation desc limit 1
-    ) g on true
-), won as (
-    insert into {schema}.unique_key (key, generation, job_id)
-    select key, coalesce(generation, 0) + 1, job_id from known
-    where key is not null and not held and job_id = newest order by key
-    on conflict do nothing returning job_id
-), lost as materialized (
-    select job_id, case when held then holder when job_id <> newest then newest end as holder
-    from known where key is not null and job_id not in (select job_id from won)
-)"""
-
-
 def retry(query: Query, state: JobState, settings: Settings, entry: Sequence[str]) -> Written:
     """Make finished ones ready again, but those whose key another job holds."""
     del state, entry
-    ctes = f"""{_TAKE_KEYS}, x as (
+    ctes = f"""l as materialized (
+    select ctid as tid, job_id, attempt from {{schema}}.finished
+    where {_MINE} order by ctid for update
+), {RETAKE}, x as (
     delete from {{schema}}.finished where ctid = any (array(
-        select tid from known where job_id not in (select job_id from lost)))
+        select tid from l where job_id not in (select job_id from lost)))
     returning job_id, queue, priority, attempt
 ), r as (
     insert into {{schema}}.ready (job_id, queue, priority, attempt)
@@ -143,24 +119,21 @@ def retry(query: Query, state: JobState, settings: Settings, entry: Sequence[str
 
 
 def delete(query: Query, state: JobState, settings: Settings, entry: Sequence[str]) -> Written:
-    """Remove them with all that belongs to them.
-
-    The newest generation of a key stays: who has read it a moment ago may be about to insert the next
-    one, and somebody who reads nothing would insert the first, so that two jobs held one key. It holds
-    nothing any more, and is not of a period any more either.
-    """
+    """Remove them with all that belongs to them; but a key that somebody takes over just now."""
     del query, settings, entry
     return Written(f"""x as (
     delete from {{schema}}.{_table(state)} where {_MINE} returning job_id
 ), p as (
-    delete from {{schema}}.job where id = any (array(select job_id from x)) returning id, unique_key
+    delete from {{schema}}.job where id = any (array(select job_id from x))
+    returning id, unique_key, unique_generation
 ), e as (
     delete from {{schema}}.attempt_error where job_id = any (array(select job_id from x))
 ), k as (
-    update {{schema}}.unique_key set held_until = null where ctid = any (array(
+    delete from {{schema}}.unique_key where ctid = any (array(
         select k.tid from p cross join lateral (
             select ctid as tid from {{schema}}.unique_key
-            where key = p.unique_key and job_id = p.id and held_until is not null) k))
+            where key = p.unique_key and job_id = p.id
+              and generation = coalesce(p.unique_generation, generation) for update skip locked) k))
 )""")
 
 

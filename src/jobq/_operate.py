@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from jobq._documents import read_document
 from jobq._enqueue import NOTIFY, enqueue_sql
-from jobq._errors import ArgumentsDecodeError, ConfigError, JobConflict, JobNotFound
+from jobq._errors import ArgumentsDecodeError, ConfigError, JobConflict, JobNotFound, UniqueConflict
 from jobq._messages import shown
 from jobq._operation import Call, Operation, in_schema
 from jobq._operator_log import Entry, logged_as
+from jobq._retake import RETAKE
 from jobq._types import AttemptError, JobInfo, JobState
 
 if TYPE_CHECKING:
@@ -51,33 +52,12 @@ from {{schema}}.job j left join {{schema}}.attempt_error e on e.job_id = j.id
 where j.id = $1::int8 order by e.attempt
 """
 
-# The key is taken again under a new generation, unless another live job holds it. The finished row
-# is locked first, against two retries at once; nobody who holds a key waits for such a row.
 RETRY: Final = f"""
-with f as materialized (
-    select f.ctid as tid, j.unique_key as key, g.generation, g.job_id as holder
-    from {{schema}}.finished f
-    join {{schema}}.job j on j.id = f.job_id
-    left join lateral (
-        select generation, job_id from {{schema}}.unique_key u where u.key = j.unique_key
-        order by generation desc limit 1
-    ) g on true
-    where f.job_id = $1::int8
-    for update of f
-), known as materialized (
-    select f.*, coalesce(
-        (select 1 from {{schema}}.ready where job_id = f.holder limit 1),
-        (select 1 from {{schema}}.scheduled where job_id = f.holder limit 1),
-        (select 1 from {{schema}}.running where job_id = f.holder limit 1)) is not null as held
-    from f
-), won as (
-    insert into {{schema}}.unique_key (key, generation, job_id)
-    select key, coalesce(generation, 0) + 1, $1::int8 from known where key is not null and not held
-    on conflict do nothing
-    returning job_id
-), x as (
+with l as materialized (
+    select ctid as tid, job_id, attempt from {{schema}}.finished where job_id = $1::int8 for update
+), {RETAKE}, x as (
     delete from {{schema}}.finished where ctid = any (array(
-        select tid from known where key is null or exists (select from won)))
+        select tid from l where job_id not in (select job_id from lost)))
     returning job_id, queue, priority, attempt
 ), r as (
     insert into {{schema}}.ready (job_id, queue, priority, attempt)
@@ -88,8 +68,7 @@ with f as materialized (
 ), n as materialized (
     select count({NOTIFY}) as sent from r q where $2::bool
 ), {logged_as(3, jobs="1", where="exists (select from x)")}
-select (select count(*) from r), (select holder from known where held), (select count(*) from f),
-       (select sent from n)
+select (select count(*) from r), (select holder from lost), (select count(*) from l), (select sent from n)
 """
 
 LOOKS: Final = 5  # a job may be on its way between two tables; this often it is looked for again
@@ -134,7 +113,8 @@ def retry_job(
 
     Raises:
         JobNotFound: there is none with that id.
-        JobConflict: it has not ended, or another live job holds its unique key.
+        JobConflict: it has not ended.
+        UniqueConflict: another job holds its unique key.
         ConfigError: the reason or the name cannot be kept.
     """
     job_id = checked_id(job_id)
@@ -145,7 +125,7 @@ def retry_job(
         if moved:
             return
         if holder is not None:
-            raise JobConflict(f"job {job_id} cannot be retried: job {holder} holds its unique key")
+            raise UniqueConflict(f"job {job_id} cannot be retried: job {holder} holds its unique key", holder)
         if not finished:
             break
         # Another job took the key at this very moment: the next look sees which.
