@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-import jobq._enqueue
+import jobq._enqueue_unique
 import jobq._outcomes
 from jobq._bulk import BulkRun
 from jobq._bulk_sql import Settings
@@ -596,7 +596,7 @@ def test_s73_opposite_orders_for_a_minute_do_not_deadlock(store: Storage) -> Non
     ("module", "name", "order"),
     [
         (jobq._outcomes, "SETTLE", "    order by r.tid\n"),
-        (jobq._enqueue, "ENQUEUE_UNIQUE", " where not held order by key\n"),
+        (jobq._enqueue_unique, "ENQUEUE_UNIQUE", "from fit order by key\n"),
     ],
     ids=["settle", "unique keys"],
 )
@@ -606,7 +606,7 @@ def test_s73_without_its_order_the_same_crowd_deadlocks(
     statement: str = getattr(module, name)
     assert statement.count(order) == 1
     unordered = order.split("order by", maxsplit=1)[0] + "\n"
-    statement = statement.replace(order, unordered).replace("not null order by key", "not null")
+    statement = statement.replace(order, unordered).replace("not true order by key", "not true")
     monkeypatch.setattr(module, name, statement)
     with pytest.raises(DatabaseError, match="deadlock detected"):
         contend(store, 40.0)
