@@ -66,6 +66,17 @@ def in_process(job: jobq.Job, args: Work) -> object:  # noqa: C901, PLR0912 - a 
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             Path(args.path).write_text(f"{os.getpid()} {child.pid}")
             time.sleep(600)
+        case "clean-up":
+            Path(args.path).write_text("running")
+            try:
+                time.sleep(600)
+            finally:
+                Path(args.path).write_text("cleaned")
+        case "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            Path(args.path).write_text(f"{os.getpid()} {child.pid}")
+            time.sleep(600)
         case _:
             raise AssertionError(args.what)
     return None
