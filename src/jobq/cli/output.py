@@ -1,7 +1,7 @@
 """How commands print: tables for people, JSON for programs, nothing that a terminal would obey.
 
 What comes from the database was written by anybody. Control characters, and the marks that turn the
-direction of writing, are shown as escapes; JSON is ASCII-safe by itself and keeps every digit.
+direction of writing, are shown as escapes; JSON is ASCII and keeps every digit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import unicodedata
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, TypeAlias
 
 import click
 from rich.console import Console
@@ -96,44 +96,42 @@ def console(*, to_stderr: bool = False) -> Console:
     return made
 
 
-def print_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Cell]],
-    *,
-    right: Iterable[str] = (),
-    empty: str = "nothing",
-) -> None:
-    """Print rows under their headings; in a pipe, without a frame.
+def make_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Iterable[str] = (), folds: bool = True
+) -> Table:
+    """Return rows under their headings, as a table without a frame.
 
     Args:
         columns: the headings.
         rows: one sequence of cells a row.
         right: the headings whose columns hold numbers.
-        empty: what to say when there are no rows.
+        folds: whether cells are folded where the screen is too narrow; else lines go on beyond it.
     """
-    lines = [[cell(value) for value in row] for row in rows]
-    out = console()
-    if not lines:
-        click.echo(empty, err=not out.is_terminal)
-        return
     numbers = frozenset(right)
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for column in columns:
-        table.add_column(
-            column,
-            justify="right" if column in numbers else "left",
-            overflow="fold",
-            no_wrap=not out.is_terminal,
-        )
-    for line in lines:
-        table.add_row(*map(Text, line))
-    out.print(table)
+        side: Literal["right", "left"] = "right" if column in numbers else "left"
+        table.add_column(column, justify=side, overflow="fold", no_wrap=not folds)
+    for row in rows:
+        table.add_row(*(Text(cell(value)) for value in row))
+    return table
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Iterable[str] = (), empty: str
+) -> None:
+    """Print a table, or to standard error what is to be said when there are no rows."""
+    if not rows:
+        click.echo(empty, err=True)
+        return
+    out = console()
+    out.print(make_table(columns, rows, right=right, folds=out.is_terminal))
 
 
 def print_json(value: object) -> None:
     """Print a value as one JSON document: dataclasses as objects, times in ISO 8601, every digit."""
     indent = 2 if sys.stdout.isatty() else None
-    click.echo(json.dumps(value, default=_as_json, ensure_ascii=not _is_utf8(sys.stdout), indent=indent))
+    click.echo(json.dumps(value, default=_as_json, indent=indent))
 
 
 def _as_json(value: Any) -> object:

@@ -1,0 +1,116 @@
+"""``jobqctl pause``, ``resume`` and ``retention``: what holds for whole queues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from jobq.cli.database import with_client
+from jobq.cli.output import JSON_OPTION, cell, print_json, print_table, safe
+from jobq.cli.parsing import parse_instant, parse_length
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from jobq._client import Client
+    from jobq._retention import Keep
+    from jobq.cli.output import Cell
+
+_REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for people and for the log.")
+_BY = click.option("--by", metavar="NAME", help="Who does it, for the log; default: user and host.")
+_QUEUE = click.option("--queue", metavar="NAME", help="Which queue; or")
+_KIND = click.option("--kind", metavar="NAME", help="which kind, whatever its queue.")
+
+
+@click.command()
+@_QUEUE
+@_KIND
+@click.option("--until", callback=parse_instant, metavar="TIME", help="End by itself then, in ISO 8601.")
+@_REASON
+@_BY
+@with_client
+def pause(
+    client: Client,
+    *,
+    queue: str | None,
+    kind: str | None,
+    until: datetime | None,
+    reason: str,
+    by: str | None,
+) -> None:
+    """Have workers start no more jobs of a queue, or of a kind, within a second. What runs goes on."""
+    client.queues.pause(queue, kind=kind, reason=reason, by=by, until=until)
+    ends = "it is resumed" if until is None else cell(until)
+    click.echo(f"{_named(queue, kind)} is paused until {ends}")
+
+
+@click.command()
+@_QUEUE
+@_KIND
+@_REASON
+@_BY
+@with_client
+def resume(client: Client, *, queue: str | None, kind: str | None, reason: str, by: str | None) -> None:
+    """End a pause. Workers go on within a second."""
+    was_paused = client.queues.resume(queue, kind=kind, reason=reason, by=by)
+    click.echo(f"{_named(queue, kind)} {'goes on' if was_paused else 'was not paused'}")
+
+
+@click.command()
+@JSON_OPTION
+@with_client
+def pauses(client: Client, *, as_json: bool) -> None:
+    """Show what is paused: by whom, why, and until when."""
+    found = client.queues.pauses()
+    if as_json:
+        print_json(found)
+        return
+    rows: list[list[Cell]] = [
+        [held.scope, held.name, held.paused_at, held.until or "it is resumed", held.paused_by, held.reason]
+        for held in found
+    ]
+    print_table(("what", "name", "since", "until", "by", "reason"), rows, empty="nothing is paused")
+
+
+def parse_keep(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> timedelta | Keep | None:
+    """Return a length of time, or ``keep``."""
+    return "keep" if value == "keep" else parse_length(context, parameter, value)
+
+
+_KEPT: Final = ("completed", "discarded", "cancelled")
+
+
+@click.command()
+@click.option("--queue", metavar="NAME", help="Set it for this queue alone.")
+@click.option("--completed", callback=parse_keep, metavar="TIME", help="2h, 7d, or keep. Default: 24 hours.")
+@click.option("--discarded", callback=parse_keep, metavar="TIME", help="The same. Default: 7 days.")
+@click.option("--cancelled", callback=parse_keep, metavar="TIME", help="The same. Default: 7 days.")
+@JSON_OPTION
+@with_client
+def retention(client: Client, *, queue: str | None, as_json: bool, **given: Any) -> None:
+    """Show how long finished jobs are kept; with options, set it.
+
+    What is set takes the place of all that was said for that queue before; what is left out follows
+    the setting for all queues, or the default.
+    """
+    if queue is not None or any(value is not None for value in given.values()):
+        client.queues.set_retention(queue, **given)
+    found = client.queues.retention()
+    if as_json:
+        print_json(found)
+        return
+    rows: list[list[Cell]] = [
+        [row.queue or "(all queues)", *(_kept(getattr(row, name)) for name in _KEPT)] for row in found
+    ]
+    print_table(("queue", *_KEPT), rows, empty="the defaults: completed 24 h, discarded and cancelled 7 d")
+
+
+def _kept(value: timedelta | Keep | None) -> Cell:
+    return "" if value is None else value
+
+
+def _named(queue: str | None, kind: str | None) -> str:
+    return f"queue {safe(queue)!r}" if queue is not None else f"kind {safe(kind or '')!r}"

@@ -1,0 +1,374 @@
+"""`jobqctl` for whoever is on call: look, steer, and output that survives any terminal and any pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+import jobq
+from jobq.cli import output
+from jobq.cli.app import app
+from jobq.cli.parsing import parse_length
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+    from click.testing import Result
+
+ODD = "漢字 😀 \u202egnp.exe \x1b[31m\x07 é"
+
+
+def run(dsn: str, *arguments: str, stdin: str | None = None, code: int | None = 0) -> Result:
+    result = CliRunner().invoke(app, arguments, input=stdin, env={"DATABASE_URL": dsn, "COLUMNS": "200"})
+    assert code is None or result.exit_code == code, result.output
+    return result
+
+
+def read(dsn: str, *arguments: str, code: int = 0) -> Any:
+    return json.loads(run(dsn, *arguments, "--json", code=code).stdout)
+
+
+@pytest.fixture
+def client(dsn: str) -> Iterator[jobq.Client]:
+    with jobq.Client(dsn) as client:
+        yield client
+
+
+# enqueue
+
+
+def test_enqueue_takes_every_option_and_keeps_every_digit(dsn: str, client: jobq.Client) -> None:
+    made = read(
+        dsn, "enqueue", "report", '{"id": 1970670598291982290}', "--queue", "reports", "--priority", "3",
+        "--delay", "2h", "--max-attempts", "4", "--timeout", "90s", "--unique", "r-1", "--meta", '{"a": 1}',
+        "--tag", "x", "--tag", "y",
+    )  # fmt: skip
+    info = client.get(made["id"])
+    assert info.args == {"id": 1970670598291982290}
+    assert (info.queue, info.priority, info.max_attempts, info.timeout_s) == ("reports", 3, 4, 90.0)
+    assert (info.unique_key, info.meta, info.tags) == ("r-1", {"a": 1}, ("x", "y"))
+    assert info.state is jobq.JobState.SCHEDULED
+    again = run(dsn, "enqueue", "report", "--unique", "r-1")
+    assert again.output == f"job {made['id']} holds that key already: none was made\n"
+
+
+def test_enqueue_reads_standard_input_and_lifts_the_time_limit(dsn: str, client: jobq.Client) -> None:
+    result = run(dsn, "enqueue", "k", "-", "--timeout", "0", stdin='{"from": "stdin"}')
+    info = client.get(int(result.output.split()[1]))
+    assert info.args == {"from": "stdin"}
+    assert info.timeout_s is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("k", "{"), "not JSON"),
+        (("k", "[" * 100_000), "not JSON"),
+        (("k", "--meta", "[1]"), "meta"),
+        (("k", "--run-at", "2030-01-01"), "which zone"),
+        (("k", "--run-at", "soon"), "2030-01-31T09"),
+        (("k", "--delay", "soon"), "90s, 15m, 2h or 7d"),
+        (("k", "--delay", "9" * 30 + "d"), "too long"),
+        (("k", "--priority", "10"), "priority"),
+        (("", "{}"), "kind"),
+    ],
+)
+def test_enqueue_names_what_it_cannot_take(dsn: str, arguments: tuple[str, ...], said: str) -> None:
+    assert said in run(dsn, "enqueue", *arguments, code=2).output
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("1.5s", 1.5), ("15m", 900), ("3 min", 180), ("2h", 7200), ("1w", 604_800)],
+)
+def test_lengths_of_time_as_people_write_them(text: str, seconds: float) -> None:
+    parsed = parse_length(None, None, text)  # type: ignore[arg-type]
+    assert parsed is not None
+    assert parsed.total_seconds() == seconds
+
+
+# list, show
+
+
+def test_list_pages_through_what_the_filter_chooses(dsn: str, client: jobq.Client) -> None:
+    jobs = [jobq.NewJob("report", {"n": n}, queue="reports", tags=["t"]) for n in range(5)]
+    made = [enqueued.id for enqueued in client.enqueue_many([*jobs, jobq.NewJob("other", {})])]
+    seen: list[int] = []
+    page = read(dsn, "list", "--queue", "reports", "--kind", "report", "--tag", "t", "--limit", "2")
+    while True:
+        seen += [job["id"] for job in page["jobs"]]
+        if page["next"] is None:
+            break
+        page = read(dsn, "list", "--queue", "reports", "--limit", "2", "--after", page["next"])
+    assert seen == sorted(made[:5], reverse=True)
+    assert "more: add --after" in run(dsn, "list", "--limit", "2").stderr
+    nothing = run(dsn, "list", "--state", "discarded")
+    assert (nothing.stdout, nothing.stderr) == ("", "no such jobs\n")
+
+
+def test_show_tells_the_whole_story_of_a_job(dsn: str, db: psycopg.Connection, client: jobq.Client) -> None:
+    job_id = client.enqueue("report", {"month": 3}, tags=["t"], meta={"by": "me"}, unique="r").id
+    db.execute(
+        "insert into jobq.attempt_error (job_id, attempt, outcome, type, message, traceback, worker,"
+        " started_at, omitted)"
+        " values (%s, 1, 'failed', 'ValueError', 'no ink', 'Traceback…', 'w1', now(), 3)",
+        [job_id],
+    )
+    client.cancel(job_id, reason="enough")
+    shown = run(dsn, "show", str(job_id)).output
+    for text in (
+        "report",
+        "cancelled (enough)",
+        '"month": 3',
+        "unique key",
+        "w1",
+        "no ink",
+        "Traceback…",
+        "3 older",
+    ):
+        assert text in shown
+    assert "Traceback…" not in run(dsn, "show", str(job_id), "--no-traceback").output
+    as_json = read(dsn, "show", str(job_id))
+    assert as_json["job"]["args"] == {"month": 3}
+    assert as_json["errors"][0]["message"] == "no ink"
+    assert run(dsn, "show", "4711", code=1).output == "jobqctl: there is no job 4711\n"
+
+
+# cancel, retry, delete, move, reschedule
+
+
+def test_by_id_each_job_is_told_of_and_one_failure_is_an_exit_code(dsn: str, client: jobq.Client) -> None:
+    one, two = client.enqueue("k", {}).id, client.enqueue("k", {}).id
+    result = run(dsn, "cancel", str(one), "4711", str(two), "--reason", "enough", "--by", "me", code=1)
+    assert result.stdout == f"job {one}: cancelled\njob {two}: cancelled\n"
+    assert result.stderr == "jobqctl: there is no job 4711\n"
+    assert client.get(one).reason == "enough"
+    assert {entry.actor for entry in client.operator_log()} == {"me"}
+    assert read(dsn, "retry", str(one)) == [{"job": one, "done": True, "outcome": "made ready again"}]
+    assert client.get(one).state is jobq.JobState.READY
+    run(dsn, "move", str(one), "--to-queue", "other", "--to-priority", "5")
+    assert (client.get(one).queue, client.get(one).priority) == ("other", 5)
+    run(dsn, "reschedule", str(one), "--delay", "1h")
+    assert client.get(one).state is jobq.JobState.SCHEDULED
+    run(dsn, "reschedule", str(one), "--run-at", "2999-01-01T00:00:00Z")
+    assert str(client.get(one).run_at) == "2999-01-01 00:00:00+00:00"
+    run(dsn, "delete", str(one), str(two))
+    with pytest.raises(jobq.JobNotFound):
+        client.get(one)
+
+
+def test_in_bulk_it_counts_asks_and_tells(dsn: str, client: jobq.Client) -> None:
+    client.enqueue_many([jobq.NewJob("report", {}, queue="reports") for _ in range(30)])
+    client.enqueue("other", {})
+    dry = run(dsn, "cancel", "--queue", "reports", "--dry-run")
+    assert dry.output == "30 jobs would be cancelled\n"
+    asked = run(dsn, "cancel", "--queue", "reports", code=2)
+    assert "30 jobs will be cancelled: add --yes" in asked.output
+    assert read(dsn, "cancel", "--queue", "reports", "--dry-run")["jobs"] == 30
+    done = run(dsn, "cancel", "--queue", "reports", "--yes", "--reason", "cleanup")
+    assert done.stdout == "30 jobs cancelled\n"
+    assert read(dsn, "cancel", "--all", "--yes")["changed"] == 1
+    assert (
+        run(dsn, "retry", "--state", "cancelled", "--kind", "report", "--yes").stdout
+        == "30 jobs made ready again\n"
+    )
+
+
+def test_a_bulk_retry_names_the_job_whose_key_is_held_and_does_the_others(
+    dsn: str, client: jobq.Client
+) -> None:
+    held = client.enqueue("k", {}, unique="key").id
+    others = [enqueued.id for enqueued in client.enqueue_many([jobq.NewJob("k", {}) for _ in range(10)])]
+    run(dsn, "cancel", "--all", "--yes")
+    holder = client.enqueue("k", {}, unique="key").id
+    result = run(dsn, "retry", "--all", "--yes", code=1)
+    assert result.stdout == "10 jobs made ready again, 1 left alone, since their unique keys are held\n"
+    assert f"job {held}: job {holder} holds its unique key" in result.stderr
+    assert {client.get(job_id).state for job_id in others} == {jobq.JobState.READY}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("cancel",), "which jobs?"),
+        (("move", "1"), "where to?"),
+        (("reschedule", "1"), "when?"),
+        (("reschedule", "1", "--delay", "1h", "--run-at", "2030-01-01T00:00:00Z"), "when?"),
+        (("retry", "--state", "running", "--yes"), "applies to jobs that are discarded"),
+        (("list", "--after", "nowhere"), "after"),
+        (("pause",), "queue"),
+        (("log", "--limit", "0"), "limit"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_as_wrong_usage(
+    dsn: str, arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in run(dsn, *arguments, code=2).output
+
+
+# queues, schedules, workers
+
+
+def test_pause_and_resume_by_queue_and_by_kind(dsn: str) -> None:
+    assert (
+        "is paused until it is resumed"
+        in run(dsn, "pause", "--queue", "mail", "--reason", "why", "--by", "me").output
+    )
+    run(dsn, "pause", "--kind", "report", "--until", "2999-01-01T00:00:00Z")
+    (queue, kind) = read(dsn, "pauses")
+    assert (queue["name"], queue["reason"], queue["paused_by"]) == ("mail", "why", "me")
+    assert kind["until"].startswith("2999-01-01")
+    assert "mail" in run(dsn, "pauses").stdout
+    assert run(dsn, "resume", "--queue", "mail").output == "queue 'mail' goes on\n"
+    assert run(dsn, "resume", "--queue", "mail").output == "queue 'mail' was not paused\n"
+
+
+def test_stats_show_what_waits_is_paused_and_has_no_worker(dsn: str, client: jobq.Client) -> None:
+    assert run(dsn, "stats").stderr == "no queue has jobs, workers or a pause\n"
+    client.enqueue("k", {}, queue="mail")
+    client.queues.pause("mail", reason="maintenance")
+    (mail,) = read(dsn, "stats")
+    assert (mail["queue"], mail["ready"], mail["paused"]) == ("mail", 1, True)
+    shown = run(dsn, "stats").stdout
+    assert "paused: maintenance, no worker" in shown
+
+
+def test_retention_is_shown_and_set(dsn: str) -> None:
+    run(dsn, "retention", "--queue", "mail", "--completed", "2h", "--discarded", "keep")
+    (mail,) = [row for row in read(dsn, "retention") if row["queue"] == "mail"]
+    assert (mail["completed"], mail["discarded"]) == (7200.0, "keep")
+    assert "2 h" in run(dsn, "retention").stdout
+
+
+def test_schedules_are_listed_paused_resumed_triggered_and_removed(dsn: str, client: jobq.Client) -> None:
+    client.periodic.add("nightly", "report", {"month": 1}, cron="0 3 * * *", tz="Europe/Berlin")
+    shown = run(dsn, "periodic", "list").stdout
+    assert "0 3 * * * (Europe/Berlin)" in shown
+    assert "added by a client" in shown
+    run(dsn, "periodic", "pause", "nightly", "--reason", "holidays", "--by", "me")
+    assert "paused by me: holidays" in run(dsn, "periodic", "list").stdout
+    assert read(dsn, "periodic", "list")[0]["pause_reason"] == "holidays"
+    run(dsn, "periodic", "resume", "nightly")
+    made = read(dsn, "periodic", "trigger", "nightly")
+    assert client.get(made["id"]).kind == "report"
+    run(dsn, "periodic", "remove", "nightly")
+    assert run(dsn, "periodic", "list").stderr == "no schedules\n"
+    assert "nightly" in run(dsn, "periodic", "pause", "nightly", code=1).output
+
+
+def test_workers_are_shown_by_their_state(dsn: str, db: psycopg.Connection) -> None:
+    assert run(dsn, "workers").stderr == "none\n"
+    db.execute(
+        "insert into jobq.worker"
+        " (id, name, host, pid, version, queues, kinds, lease_until, ended_at, end_reason) values"
+        " (1, 'w1', 'h', 1, '0.1', '{a,b}', '{k}', clock_timestamp() + interval '1 minute', null, null),"
+        " (2, 'w2', 'h', 2, '0.1', '{a}', '{k}', clock_timestamp(), clock_timestamp(), 'died')"
+    )
+    shown = run(dsn, "workers").stdout
+    assert "a, b" in shown
+    assert [line.split()[2] for line in shown.splitlines()[1:]] == ["live", "died"]
+    assert [worker["is_live"] for worker in read(dsn, "workers")] == [True, False]
+
+
+def test_the_log_says_who_did_what_and_why(dsn: str, client: jobq.Client) -> None:
+    assert run(dsn, "log").stderr == "nobody has done anything\n"
+    client.cancel(client.enqueue("k", {}).id, reason="because", by="me")
+    assert all(word in run(dsn, "log").stdout for word in ("me", "cancel", "because"))
+    assert read(dsn, "log")[0]["actor"] == "me"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_that_names_the_program(dsn: str, shell: str) -> None:
+    assert "_JOBQCTL_COMPLETE" in run(dsn, "completion", shell).stdout
+
+
+# Terminals and pipes
+
+
+def test_nothing_that_a_terminal_obeys_is_printed() -> None:
+    assert output.safe("a\x1b[31m\u202e\x9b\u2028\ud800\x00") == "a\\x1b[31m\\u202e\\x9b\\u2028\\ud800\\x00"
+    assert output.safe("漢字 é 👩\u200d🚀") == "漢字 é 👩\u200d🚀"
+    assert output.safe("a\nb\tc", keep_lines=True) == "a\nb\tc"
+    assert output.safe("a\nb") == "a\\nb"
+
+
+def jobqctl(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "jobq.cli", *arguments]
+
+
+@pytest.mark.parametrize("env", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
+@pytest.mark.parametrize("width", ["20", "80", "200"])
+def test_s83_a_list_of_odd_texts_is_aligned_or_escaped_on_any_terminal(
+    dsn: str, client: jobq.Client, env: dict[str, str], width: str
+) -> None:
+    client.enqueue("plain", {"text": ODD}, queue="漢字", tags=[ODD])
+    client.enqueue("漢字😀", {"text": ODD}, unique="😀")
+    ran = subprocess.run(
+        jobqctl("list"),
+        env={**os.environ, **env, "DATABASE_URL": dsn, "COLUMNS": width, "FORCE_COLOR": "1", "TERM": "xterm"},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert b"Traceback" not in ran.stderr
+    shown = ran.stdout.decode()
+    assert "\u202e" not in shown
+    assert "\x07" not in shown
+    assert "\x1b[31m" not in shown.replace("\\x1b[31m", "")
+
+
+def test_s83_pipes_that_close_early_are_no_accident(dsn: str, client: jobq.Client) -> None:
+    client.enqueue_many([jobq.NewJob("k", {"n": n}) for n in range(500)])
+    command = " ".join(jobqctl("list", "--limit", "500"))
+    for shell in (
+        f"{command} | head -1",
+        f"{command} --json | head -c 1",
+        f"{command} >&-",
+        f"{command} > /dev/full",
+    ):
+        ran = subprocess.run(
+            ["bash", "-c", shell],
+            env={**os.environ, "DATABASE_URL": dsn},
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=60,
+        )
+        assert "Traceback" not in ran.stderr, (shell, ran.stderr)
+
+
+def test_a_table_in_a_pipe_has_one_line_a_row_however_long(dsn: str, client: jobq.Client) -> None:
+    client.enqueue("k" * 128, {"text": "x" * 300}, queue="q" * 128)
+    lines = subprocess.run(
+        jobqctl("list"),
+        env={**os.environ, "DATABASE_URL": dsn, "COLUMNS": "20"},
+        capture_output=True,
+        check=True,
+        text=True,
+    ).stdout.splitlines()
+    assert len(lines) == 2
+
+
+def test_every_command_is_told_where_the_database_is(dsn: str) -> None:
+    for name, command in app.commands.items():
+        if name in {"completion", "periodic"}:
+            continue
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {"--dsn"} <= options, name
+
+
+def test_the_commands_of_the_documentation_exist() -> None:
+    text = "".join(path.read_text() for path in (Path(__file__).parent.parent / "docs").glob("*.md"))
+    for line in text.splitlines():
+        words = line.strip().lstrip("`$ ").split()
+        if words[:1] == ["jobqctl"] and len(words) > 1 and words[1].isalpha():
+            assert words[1] in app.commands, line
