@@ -27,7 +27,6 @@ from jobq._pools import (
     OwnAsyncPool,
     OwnPool,
     SyncPool,
-    put_back,
     put_back_async,
     take,
     take_async,
@@ -108,9 +107,8 @@ class AsyncClient(ClientBase[AsyncPool, AsyncCursor]):
             async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as probe:
                 ask = functools.partial(execute_async, async_cursor(probe))
                 answer = await run_async(goes_through_pooler(probe), ask)
-            self._prepare = not answer
             low, high = self._sizes
-            kwargs = {"autocommit": True, **({"prepare_threshold": None} if answer else {})}
+            kwargs = {"prepare_threshold": None} if answer else {}
             pool = OwnAsyncPool(conninfo, kwargs=kwargs, min_size=low, max_size=high, open=False, name="jobq")
             try:
                 await pool.open(wait=True, timeout=_OPEN_TIMEOUT_S)
@@ -148,29 +146,33 @@ class AsyncClient(ClientBase[AsyncPool, AsyncCursor]):
         pool = self._own or self._given
         assert pool is not None
         try:
-            connection = await take_async(pool)
+            if not isinstance(pool, OwnAsyncPool):
+                return await self._run_on_given(pool, operation)
+            connection = await pool.take()
             try:
-                return await self._run_on(connection, operation)
+                return await run_async(operation, connection.execute_call)
             finally:
-                await put_back_async(pool, connection)
+                await pool.put_back(connection)
         except DRIVER_ERRORS as error:
             raise map_error(error) from error
 
-    async def _run_on(self, connection: psycopg.AsyncConnection[Any], operation: Operation[T]) -> T:
+    async def _run_on_given(self, pool: AsyncPool, operation: Operation[T]) -> T:
         """Run an operation in autocommit, whatever the connection is in before and after."""
-        cursor = self._cursors.get(id(connection))
-        if cursor is None or cursor.connection is not connection:
-            cursor = self._remember(connection, async_cursor(connection))
-        switch = not connection.autocommit
-        if switch:
-            await connection.set_autocommit(True)
+        connection = await take_async(pool)
         try:
-            return await run_async(operation, functools.partial(execute_async, cursor, prepare=self._prepare))
+            switch = not connection.autocommit
+            if switch:
+                await connection.set_autocommit(True)
+            try:
+                cursor = self._cursor_of(connection, async_cursor)
+                return await run_async(operation, functools.partial(execute_async, cursor))
+            finally:
+                if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+                    await connection.close()  # broken, or interrupted in a transaction
+                elif switch:
+                    await connection.set_autocommit(False)
         finally:
-            if connection.pgconn.transaction_status != TransactionStatus.IDLE:
-                await connection.close()  # broken, or interrupted in a transaction
-            elif switch and self._given is not None:
-                await connection.set_autocommit(False)
+            await put_back_async(pool, connection)
 
     async def migrate(self) -> list[str]:
         """Bring the schema up to date. Safe at every start of every process.
@@ -342,9 +344,8 @@ class Client(ClientBase[SyncPool, SyncCursor]):
         try:
             with psycopg.Connection.connect(conninfo, autocommit=True) as probe:
                 answer = run(goes_through_pooler(probe), functools.partial(execute, sync_cursor(probe)))
-            self._prepare = not answer
             low, high = self._sizes
-            kwargs = {"autocommit": True, **({"prepare_threshold": None} if answer else {})}
+            kwargs = {"prepare_threshold": None} if answer else {}
             pool = OwnPool(conninfo, kwargs=kwargs, min_size=low, max_size=high, open=False, name="jobq")
             try:
                 pool.open(wait=True, timeout=_OPEN_TIMEOUT_S)
@@ -378,29 +379,33 @@ class Client(ClientBase[SyncPool, SyncCursor]):
         pool = self._own or self._given
         assert pool is not None
         try:
-            connection = take(pool)
+            if not isinstance(pool, OwnPool):
+                return self._run_on_given(pool, operation)
+            connection = pool.take()
             try:
-                return self._run_on(connection, operation)
+                return run(operation, connection.execute_call)
             finally:
-                put_back(pool, connection)
+                pool.put_back(connection)
         except DRIVER_ERRORS as error:
             raise map_error(error) from error
 
-    def _run_on(self, connection: psycopg.Connection[Any], operation: Operation[T]) -> T:
+    def _run_on_given(self, pool: SyncPool, operation: Operation[T]) -> T:
         """Run an operation in autocommit, whatever the connection is in before and after."""
-        cursor = self._cursors.get(id(connection))
-        if cursor is None or cursor.connection is not connection:
-            cursor = self._remember(connection, sync_cursor(connection))
-        switch = not connection.autocommit
-        if switch:
-            connection.autocommit = True
+        connection = take(pool)
         try:
-            return run(operation, functools.partial(execute, cursor, prepare=self._prepare))
+            switch = not connection.autocommit
+            if switch:
+                connection.autocommit = True
+            try:
+                cursor = self._cursor_of(connection, sync_cursor)
+                return run(operation, functools.partial(execute, cursor))
+            finally:
+                if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+                    connection.close()  # broken, or interrupted in a transaction
+                elif switch:
+                    connection.autocommit = False
         finally:
-            if connection.pgconn.transaction_status != TransactionStatus.IDLE:
-                connection.close()  # broken, or interrupted in a transaction
-            elif switch and self._given is not None:
-                connection.autocommit = False
+            pool.putconn(connection)
 
     @documented_by(AsyncClient.migrate)
     def migrate(self) -> list[str]:

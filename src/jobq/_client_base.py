@@ -150,11 +150,10 @@ class ClientBase(Generic[P, C]):
         self._args_limit: Final = args_limit_bytes
         self._defaults: Final[ResolvedOptions] = resolve(defaults, DEFAULTS)
         self._own: P | None = None
-        # One cursor a connection of the pool, by the connection's identity. A cursor remembers how
-        # to send and read what it has sent and read before, which halves the cost of a call.
-        self._cursors: Final[dict[int, C]] = {}
+        # One cursor a connection of a pool that was given, by the connection's identity. A cursor
+        # remembers how to send and read what it has sent and read before, which saves half a call.
+        self._cursors: Final[dict[int, tuple[object, C]]] = {}
         self._opened_by: int | None = None
-        self._prepare: bool | None = None
 
     @functools.cached_property
     def conninfo(self) -> str:
@@ -187,11 +186,15 @@ class ClientBase(Generic[P, C]):
             "a fork, open a client of its own in the child; connections cannot be shared"
         )
 
-    def _remember(self, connection: object, cursor: C) -> C:
-        """Keep a connection's cursor; no more of them than there can be connections, which come and go."""
+    def _cursor_of(self, connection: object, make: Callable[[Any], C]) -> C:
+        """Return a connection's cursor; as many are kept as there can be connections, which come and go."""
+        known = self._cursors.get(id(connection))
+        if known is not None and known[0] is connection:
+            return known[1]
         if len(self._cursors) >= _MAX_CURSORS:
             self._cursors.clear()
-        self._cursors[id(connection)] = cursor
+        cursor = make(connection)
+        self._cursors[id(connection)] = (connection, cursor)
         return cursor
 
     def _enqueue(

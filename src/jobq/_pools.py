@@ -5,14 +5,13 @@ stays at hand for its next statement, or for anybody else who asks. The way thro
 costs more than all else that a client does for a job (30 of 60 calls); this way takes 6. Whoever has
 to wait for a connection is counted before he waits, so none is kept while somebody waits.
 
-In our own pool connections wait in autocommit, as our statements want them, and whoever takes one gets
-it with psycopg's own default, where the first statement begins a transaction.
+Our own statements go past psycopg's cursors (`_direct`), so they are in autocommit while the connection
+stands as psycopg's defaults have it, for whoever else takes it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -21,6 +20,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
+from jobq._direct import OwnAsyncConnection, OwnConnection
 from jobq._postgres import is_broken
 
 if TYPE_CHECKING:
@@ -34,25 +34,37 @@ _KEEP_S: Final = 60.0
 
 
 class OwnPool(ConnectionPool[psycopg.Connection[Any]]):
-    """The pool of a Client, to be opened with connections in autocommit."""
+    """The pool of a Client."""
 
     def __init__(self, conninfo: str, **options: Any) -> None:
-        self._spare: psycopg.Connection[Any] | None = None
+        self._spare: OwnConnection | None = None
         self._spare_until_s = 0.0
         self._asking = 0
         self._keeps = True
         self._gate = threading.Lock()
-        super().__init__(conninfo, **options)
+        super().__init__(conninfo, connection_class=OwnConnection, **options)
 
     def getconn(self, timeout: float | None = None) -> psycopg.Connection[Any]:
-        """Take a connection, not in autocommit."""
-        connection = self.take(timeout)
-        with contextlib.suppress(psycopg.Error):  # it has broken: its user will see
-            connection.autocommit = False
+        """Take a connection for whatever one likes."""
+        connection = self._next(timeout)
+        connection.direct.forget()
         return connection
 
-    def take(self, timeout: float | None = None) -> psycopg.Connection[Any]:
-        """Take a connection as it is."""
+    def take(self) -> OwnConnection:
+        """Take a connection for the client's own statements, to be put back by `put_back`.
+
+        One that the server has closed meanwhile, as a restart closes all of them, is replaced: it
+        would fail a statement that another connection can run.
+        """
+        for _ in range(self.max_size + 1):
+            connection = self._next()
+            if connection.direct.is_silent() or not is_broken(connection):
+                return connection
+            connection.close()
+            self.putconn(connection)
+        return self._next()
+
+    def _next(self, timeout: float | None = None) -> OwnConnection:
         with self._gate:
             spare, self._spare = self._spare, None
             if spare is None:
@@ -60,14 +72,18 @@ class OwnPool(ConnectionPool[psycopg.Connection[Any]]):
         if spare is not None:
             return spare
         try:
-            return super().getconn(timeout)
+            connection = super().getconn(timeout)
         finally:
             with self._gate:
                 self._asking -= 1
+        assert isinstance(connection, OwnConnection)
+        return connection
 
-    def put_back(self, connection: psycopg.Connection[Any]) -> None:
-        """Take back a connection, and keep it at hand if nobody waits for one."""
-        if connection.pgconn.transaction_status == TransactionStatus.IDLE:
+    def put_back(self, connection: OwnConnection) -> None:
+        """Take back what `take` gave, and keep it at hand if nobody waits for one."""
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+            connection.close()  # broken, or interrupted in a transaction
+        else:
             now_s = time.monotonic()
             with self._gate:
                 if self._spare is None and not self._asking and self._keeps:
@@ -87,42 +103,54 @@ class OwnPool(ConnectionPool[psycopg.Connection[Any]]):
 
 
 class OwnAsyncPool(AsyncConnectionPool[psycopg.AsyncConnection[Any]]):
-    """The pool of an AsyncClient, to be opened with connections in autocommit."""
+    """The pool of an AsyncClient."""
 
     def __init__(self, conninfo: str, **options: Any) -> None:
-        self._spare: psycopg.AsyncConnection[Any] | None = None
+        self._spare: OwnAsyncConnection | None = None
         self._spare_until_s = 0.0
         self._asking = 0
         self._keeps = True
-        super().__init__(conninfo, **options)
+        super().__init__(conninfo, connection_class=OwnAsyncConnection, **options)
 
     async def getconn(
         self,
         timeout: float | None = None,  # noqa: ASYNC109 - psycopg's signature
     ) -> psycopg.AsyncConnection[Any]:
-        """Take a connection, not in autocommit."""
-        connection = await self.take(timeout)
-        with contextlib.suppress(psycopg.Error):  # it has broken: its user will see
-            await connection.set_autocommit(False)
+        """Take a connection for whatever one likes."""
+        connection = await self._next(timeout)
+        connection.direct.forget()
         return connection
 
-    async def take(
+    async def take(self) -> OwnAsyncConnection:
+        """Do what :meth:`OwnPool.take` does."""
+        for _ in range(self.max_size + 1):
+            connection = await self._next()
+            if connection.direct.is_silent() or not is_broken(connection):
+                return connection
+            await connection.close()
+            await self.putconn(connection)
+        return await self._next()
+
+    async def _next(
         self,
         timeout: float | None = None,  # noqa: ASYNC109 - psycopg's signature
-    ) -> psycopg.AsyncConnection[Any]:
-        """Take a connection as it is."""
+    ) -> OwnAsyncConnection:
         spare, self._spare = self._spare, None
         if spare is not None:
             return spare
         self._asking += 1
         try:
-            return await super().getconn(timeout)
+            connection = await super().getconn(timeout)
         finally:
             self._asking -= 1
+        assert isinstance(connection, OwnAsyncConnection)
+        return connection
 
-    async def put_back(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Take back a connection, and keep it at hand if nobody waits for one."""
-        if connection.pgconn.transaction_status == TransactionStatus.IDLE:
+    async def put_back(self, connection: OwnAsyncConnection) -> None:
+        """Take back what `take` gave, and keep it at hand if nobody waits for one."""
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+            await connection.close()  # broken, or interrupted in a transaction
+        else:
             now_s = time.monotonic()
             if self._spare is None and not self._asking and self._keeps:
                 if now_s < self._spare_until_s:
@@ -148,13 +176,9 @@ async def _shielded(put: Coroutine[Any, Any, None]) -> None:
 
 
 def take(pool: SyncPool) -> psycopg.Connection[Any]:
-    """Take a connection for the client's own statements, to be put back by `put_back`.
-
-    One that the server has closed meanwhile, as a restart closes all of them, is replaced: it
-    would fail a statement that another connection can run.
-    """
+    """Take a connection from a pool that was given, as `OwnPool.take` does from ours."""
     for _ in range(pool.max_size + 1):
-        connection = pool.take() if isinstance(pool, OwnPool) else pool.getconn()
+        connection = pool.getconn()
         if not is_broken(connection):
             return connection
         connection.close()
@@ -162,18 +186,10 @@ def take(pool: SyncPool) -> psycopg.Connection[Any]:
     return pool.getconn()
 
 
-def put_back(pool: SyncPool, connection: psycopg.Connection[Any]) -> None:
-    """Put back what `take` took."""
-    if isinstance(pool, OwnPool):
-        pool.put_back(connection)
-    else:
-        pool.putconn(connection)
-
-
 async def take_async(pool: AsyncPool) -> psycopg.AsyncConnection[Any]:
-    """Do what `take` does."""
+    """Take a connection from a pool that was given, as `OwnAsyncPool.take` does from ours."""
     for _ in range(pool.max_size + 1):
-        connection = await (pool.take() if isinstance(pool, OwnAsyncPool) else pool.getconn())
+        connection = await pool.getconn()
         if not is_broken(connection):
             return connection
         await connection.close()
@@ -183,7 +199,4 @@ async def take_async(pool: AsyncPool) -> psycopg.AsyncConnection[Any]:
 
 async def put_back_async(pool: AsyncPool, connection: psycopg.AsyncConnection[Any]) -> None:
     """Put back what `take_async` took."""
-    if isinstance(pool, OwnAsyncPool):
-        await pool.put_back(connection)
-    else:
-        await _shielded(pool.putconn(connection))
+    await _shielded(pool.putconn(connection))

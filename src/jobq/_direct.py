@@ -1,0 +1,198 @@
+"""The connections of a client's own pool: statements go to libpq past psycopg's cursors.
+
+After each wait for a commit everything is cold, and a call of Python's costs several times what it does
+in a loop. A statement through a cursor makes 28 calls on psycopg's side, here it makes 8; how it waits,
+is interrupted and fails is psycopg's own.
+
+Statements are prepared under names made of their text. psycopg's ``DEALLOCATE ALL`` (after a rollback of
+a user's) and a ``DISCARD ALL`` take them away: so whoever has had the connection for his own use leaves it
+with nothing known, and our next statement first asks the server which of them are there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import select
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import errors, generators
+from psycopg.adapt import Transformer
+from psycopg.pq import ExecStatus
+
+from jobq._driver_errors import DRIVER_ERRORS, map_error
+from jobq._postgres import text_param
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from psycopg.abc import PQGen
+    from psycopg.pq.abc import PGresult
+
+    from jobq._operation import Call, Rows
+
+# Texts are made of a few dozen templates; should somebody's be of endless variety, the rest is not prepared.
+_MAX_PREPARED: Final = 200
+_OURS: Final = b"select name from pg_prepared_statements where name like 'jobq\\_%'"
+_NO_ROWS: Final[Rows] = ()
+# Plain integers, as libpq's answers are that they are compared with.
+_TUPLES_OK: Final = int(ExecStatus.TUPLES_OK)
+_SUCCESS: Final = frozenset(map(int, (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY)))
+
+
+class _Statement:
+    """A text as one connection sends it and reads its rows.
+
+    Attributes:
+        text: encoded.
+        name: under which it is prepared, ``None`` when it is not.
+        reader: knows how to read the types of its columns.
+    """
+
+    __slots__ = ("name", "reader", "text")
+
+    def __init__(self, text: bytes, name: bytes | None, connection: psycopg.BaseConnection[Any]) -> None:
+        self.text: Final = text
+        self.name: Final = name
+        self.reader: Final = Transformer(connection)
+
+
+class Direct:
+    """What sends one connection's statements; its generators are run by the connection's ``wait``."""
+
+    def __init__(self, connection: psycopg.BaseConnection[Any]) -> None:
+        self._connection: Final = connection
+        self._pgconn: Final = connection.pgconn
+        self._socket: Final = select.poll()
+        self._socket.register(connection.pgconn.socket, select.POLLIN)
+        self._statements: Final[dict[str, _Statement]] = {}
+        self._on_server: set[bytes] | None = None
+        self._prepares = True
+        self._encoding = "utf-8"
+
+    def forget(self) -> None:
+        """Take nothing for granted any more: somebody else gets the connection."""
+        self._statements.clear()
+        self._on_server = None
+
+    def is_silent(self) -> bool:
+        """Whether nothing has come from the server, above all no farewell."""
+        return not self._socket.poll(0)
+
+    def perform(self, call: Call) -> PQGen[Rows]:
+        """Send a statement, and return its rows; of several in one text the first one's."""
+        statement = self._statements.get(call.sql) or (yield from self._learn(call))
+        if statement.name is not None:
+            self._pgconn.send_query_prepared(statement.name, _wire_params(call.params, self._encoding))
+        elif call.params:
+            self._pgconn.send_query_params(statement.text, _wire_params(call.params, self._encoding))
+        else:
+            self._pgconn.send_query(statement.text)
+        result = yield from self._answer()
+        if result.status != _TUPLES_OK:
+            return _NO_ROWS
+        statement.reader.set_pgresult(result)
+        return statement.reader.load_rows(0, result.ntuples, tuple)
+
+    def _answer(self) -> PQGen[PGresult]:
+        """Wait for the results of what was sent, and return the first of them."""
+        results: list[PGresult] = yield from generators.execute(self._pgconn)
+        for result in results:
+            if result.status not in _SUCCESS:
+                raise errors.error_from_result(result, encoding=self._encoding)
+        return results[0]
+
+    def _learn(self, call: Call) -> PQGen[_Statement]:
+        """Prepare a statement, unless it is there already, or must not be."""
+        on_server = self._on_server
+        if on_server is None:
+            on_server = self._on_server = yield from self._look_around()
+        text = call.sql.encode(self._encoding)
+        if not call.params or call.replan or not self._prepares or len(self._statements) >= _MAX_PREPARED:
+            return _Statement(text, None, self._connection)
+        name = _name_of(call.sql)
+        if name not in on_server:
+            self._pgconn.send_prepare(name, text)
+            yield from self._answer()
+            on_server.add(name)
+        statement = self._statements[call.sql] = _Statement(text, name, self._connection)
+        return statement
+
+    def _look_around(self) -> PQGen[set[bytes]]:
+        """Learn how the connection is set now, and which statements of ours the server has."""
+        self._encoding = self._connection.info.encoding
+        self._prepares = self._connection.prepare_threshold is not None
+        if not self._prepares:
+            return set()
+        self._pgconn.send_query(_OURS)
+        result = yield from self._answer()
+        return {result.get_value(row, 0) or b"" for row in range(result.ntuples)}
+
+
+class OwnConnection(psycopg.Connection[Any]):
+    """A connection of a Client's own pool; for others it is psycopg's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.direct: Final = Direct(self)
+
+    def execute_call(self, call: Call) -> Rows:
+        """Run one statement in autocommit and return its rows.
+
+        Raises:
+            Error: as `map_error` has it.
+        """
+        try:
+            return self.wait(self.direct.perform(call))
+        except DRIVER_ERRORS as error:
+            raise map_error(error) from error
+
+
+class OwnAsyncConnection(psycopg.AsyncConnection[Any]):
+    """A connection of an AsyncClient's own pool; for others it is psycopg's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.direct: Final = Direct(self)
+
+    async def execute_call(self, call: Call) -> Rows:
+        """Do what :meth:`OwnConnection.execute_call` does."""
+        try:
+            return await self.wait(self.direct.perform(call))
+        except DRIVER_ERRORS as error:
+            raise map_error(error) from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _name_of(sql: str) -> bytes:
+    return b"jobq_" + hashlib.sha256(sql.encode()).hexdigest()[:32].encode()
+
+
+def _wire_params(params: Sequence[object], encoding: str) -> list[bytes | None]:
+    """Return a statement's parameters as libpq sends them: text, of no type."""
+    wire: list[bytes | None] = []
+    for value in params:
+        if isinstance(value, str) and "\0" not in value:
+            wire.append(value.encode(encoding))
+        elif value is None:
+            wire.append(None)
+        elif isinstance(value, int | float):
+            wire.append(_number(value))
+        else:
+            wire.append(_other(value, encoding))
+    return wire
+
+
+@functools.lru_cache(maxsize=1024, typed=True)  # an enqueue's are the same ones each time
+def _number(value: float) -> bytes:
+    return str(text_param(value)).encode()
+
+
+def _other(value: object, encoding: str) -> bytes:
+    if isinstance(value, bytes):
+        return b"\\x" + value.hex().encode()
+    text = str(text_param(value))
+    if "\0" in text:  # libpq takes a text's first NUL for its end
+        raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+    return text.encode(encoding)
