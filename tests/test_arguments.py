@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from jobq import _json
 from jobq._arguments import ArgumentsDecoder
 from jobq._errors import ArgumentsDecodeError, ArgumentsEncodeError, ConfigError
+from jobq._jobtype import JobType
 from jobq._json import encode
 from jobq._limits import MAX_ARGUMENTS_BYTES, MAX_DEPTH
 
@@ -581,6 +582,100 @@ class TestDecoding:
         monkeypatch.setattr("jobq._arguments._decoder_of", None)
         decoder.prepare()
         assert decoder.decode('{"to":"a"}') == EmailArgs("a")
+
+
+@dataclass(frozen=True)
+class Purchase:
+    number: int
+    to: EmailArgs
+    lines: list[Member] = field(default_factory=list)
+    at: datetime | None = None
+    price: Decimal | None = None
+
+
+class Postcard(msgspec.Struct):
+    to: str
+
+
+class Contact(pydantic.BaseModel):
+    to: str
+
+
+def looks_away(_: dict[str, Any]) -> dict[str, Any]:
+    raise AssertionError("a new document needs no upgrade")
+
+
+class TestTypesOfMembers:
+    """Nothing checks a dataclass when it is made; what no worker could decode is refused at enqueue."""
+
+    @pytest.mark.parametrize(
+        ("args", "path"),
+        [
+            (EmailArgs(5), "$.to"),  # type: ignore[arg-type]
+            (Postcard(None), "$.to"),  # type: ignore[arg-type]
+            (Slotted("a", "b"), "$.size"),  # type: ignore[arg-type]
+            (Purchase("7", EmailArgs("a")), "$.number"),  # type: ignore[arg-type]
+            (Purchase(True, EmailArgs("a")), "$.number"),
+            (Purchase(7, EmailArgs(b"a".hex)), "$.to.to"),  # type: ignore[arg-type]
+            (Purchase(7, EmailArgs("a"), [Member("a", 1), Member("b", 1.5)]), "$.lines[1][1]"),  # type: ignore[arg-type]
+            (Purchase(7, EmailArgs("a"), at="tomorrow"), "$.at"),  # type: ignore[arg-type]
+        ],
+    )
+    def test_a_member_of_another_type_is_refused_with_its_path(self, args: object, path: str) -> None:
+        with pytest.raises(ArgumentsEncodeError) as refused:
+            JobType("k", type(args)).encode(args)
+        assert refused.value.path == path
+
+    @pytest.mark.parametrize(
+        ("args_type", "args"),
+        [
+            (dict[str, int], {"a": "b"}),
+            (list[EmailArgs], [EmailArgs("a"), Nothing()]),
+            (Address, {"lines": "one"}),
+        ],
+    )
+    def test_so_is_one_of_a_container(self, args_type: Any, args: object) -> None:
+        with pytest.raises(ArgumentsEncodeError, match=r"^\$.+: .+, by the type of kind 'k'"):
+            JobType("k", args_type).encode(args)
+
+    @pytest.mark.parametrize(
+        "args",
+        [
+            Purchase(2**70, EmailArgs("ü"), [Member("a", 1)], datetime.now(UTC), Decimal("1.10")),
+            UrgentEmailArgs("a", 5),
+            Postcard("a"),
+            Slotted("a", 1),
+            Nothing(),
+            Contact(to="a"),
+        ],
+    )
+    def test_what_comes_back_is_taken(self, args: object) -> None:
+        job_type: JobType[Any] = JobType("k", type(args), upgrade=looks_away)
+        assert job_type.encode(args)
+
+    def test_a_subclass_is_held_to_the_declared_type(self) -> None:
+        assert JobType("k", EmailArgs).encode(UrgentEmailArgs("a", "many"))  # type: ignore[arg-type]
+
+    def test_a_type_that_only_a_worker_can_resolve_is_left_to_it(self) -> None:
+        @dataclass
+        class Elsewhere:
+            to: OfAnotherModule  # type: ignore[name-defined]  # noqa: F821
+
+        assert JobType("k", Elsewhere).encode(Elsewhere("a")) == '{"to":"a"}'
+
+    def test_what_a_model_raises_at_that_is_told(self) -> None:
+        @dataclass
+        class Even:
+            number: int
+
+            def __post_init__(self) -> None:
+                if self.number % 2:
+                    raise ValueError("odd")
+
+        args = Even(2)
+        args.number = 3
+        with pytest.raises(ArgumentsEncodeError, match="odd"):
+            JobType("k", Even).encode(args)
 
 
 class TestUpgrade:

@@ -122,11 +122,14 @@ class JobType(Generic[A]):
             max_bytes: the most that the document may have, in bytes of UTF-8.
 
         Raises:
-            ArgumentsEncodeError: they are of another type, or hold what does not come back.
+            ArgumentsEncodeError: they, or a member of them, are of another type than declared, or hold
+                what does not come back.
         """
         if cast("object", type(args)) is not self.args_type:
             check_arguments(self.kind, self.args_type, args)
-        return encode(args, max_bytes=max_bytes)
+        text = encode(args, max_bytes=max_bytes)
+        self._decoder.check(text)
+        return text
 
     def resolved(self, defaults: ResolvedOptions) -> ResolvedOptions:
         """Return the options of a job whose enqueue gives none, with a client's defaults."""
