@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import jobq
 from jobq._cron import EPOCH, Cron, Every, due_ticks, make_timetable, ticks_after
 from jobq._schedule import PUNCTUAL, decide
+from jobq.testing import next_ticks
 
 if TYPE_CHECKING:
     from jobq._cron import Timetable
@@ -183,6 +184,21 @@ def test_what_is_no_timetable_is_refused_by_name(
 ) -> None:
     with pytest.raises(jobq.ConfigError, match=f"^{complaint}"):
         make_timetable(every=every, cron=cron, tz=tz)
+
+
+def test_users_ask_when_their_schedules_tick() -> None:
+    friday = datetime(2026, 11, 27, 12, tzinfo=ZoneInfo("Europe/Berlin"))
+    assert next_ticks("0 9 * * mon-fri", tz="Europe/Berlin", after=friday, count=2) == [
+        datetime(2026, 11, 30, 9, tzinfo=ZoneInfo("Europe/Berlin")),
+        datetime(2026, 12, 1, 9, tzinfo=ZoneInfo("Europe/Berlin")),
+    ]
+    assert next_ticks(every=DAY, after=friday, count=1) == [utc("2026-11-28")]
+    [soon] = next_ticks(every=MINUTE, count=1)
+    assert timedelta(0) < soon - datetime.now(UTC) <= MINUTE
+    with pytest.raises(jobq.ConfigError, match=r"after=.*naive"):
+        next_ticks(every=DAY, after=friday.replace(tzinfo=None))
+    with pytest.raises(jobq.ConfigError, match="count=-1"):
+        next_ticks(every=DAY, count=-1)
 
 
 # -- forwards and backwards --------------------------------------------------------------------------

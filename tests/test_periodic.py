@@ -171,7 +171,7 @@ def test_each_tick_makes_one_job_with_the_options_of_the_schedule(fleet: Fleet) 
         meta={"m": 1},
         tags=["t"],
     )
-    assert fleet.step() == pytest.approx(1.0), "the next tick is a minute away, and somebody may add one"
+    assert fleet.step() == 1.0, "the next tick is a minute away, and somebody may add one"
     assert fleet.jobs() == []
     fleet.step(MINUTE)
     fleet.step()
@@ -187,13 +187,14 @@ def test_each_tick_makes_one_job_with_the_options_of_the_schedule(fleet: Fleet) 
 
 
 def test_the_pause_until_the_next_pass_ends_with_the_next_tick(fleet: Fleet) -> None:
+    """It is shorter than reckoned by what the pass itself took."""
     fleet.add()
     fleet.step()
-    assert fleet.step(MINUTE - 400 * SECOND / 1000) == pytest.approx(0.4, abs=0.05)
+    assert 0.0 < fleet.step(MINUTE - 400 * SECOND / 1000) <= 0.4
     fleet.add("often", every=SECOND)
-    assert fleet.step() == pytest.approx(0.4, abs=0.05)
+    assert 0.0 < fleet.step() <= 0.4
     fleet.now += 400 * SECOND / 1000
-    assert fleet.step() == pytest.approx(1.0, abs=0.05)
+    assert 0.4 < fleet.step() <= 1.0, "until the next tick of the one that ticked just now"
     assert fleet.fired("often") == [MINUTE]
 
 
@@ -202,7 +203,7 @@ def test_s55_a_clock_that_wakes_early_or_late_or_steps_makes_each_tick_fire_once
     fleet.step()
     wait_s = fleet.step(MINUTE - timedelta(milliseconds=5))  # it woke 5 ms early
     assert fleet.fired() == []
-    assert wait_s == pytest.approx(0.005, abs=0.004), "neither lost nor looked for in a busy loop"
+    assert 0.002 <= wait_s <= 0.005, "neither lost nor looked for in a busy loop"
     fleet.step(timedelta(milliseconds=5))
     fleet.step(MINUTE + 3 * SECOND)  # 3 s late
     assert fleet.fired() == [MINUTE, 2 * MINUTE]
@@ -365,6 +366,32 @@ def test_s61_a_unique_job_whose_previous_one_still_waits_is_skipped_and_told(
     assert fleet.info("unique").problem is None
 
 
+@pytest.mark.parametrize(
+    ("unique", "reason"),
+    [
+        (jobq.Unique(by_args=True), "holds its unique key"),
+        (jobq.Unique(by_args=["a"], on_conflict="raise"), "unique key"),
+        (jobq.Unique("k", on_conflict="replace", replace=["args"]), "was updated instead"),
+        (jobq.Unique(by_args=[], period=HOUR, by_queue=True), "holds its unique key"),
+    ],
+)
+def test_s61_every_sort_of_unique_key_skips_the_tick_and_says_so(
+    fleet: Fleet, unique: jobq.Unique, reason: str
+) -> None:
+    fleet.add("unique", args={"a": 1}, unique=unique)
+    fleet.add("other")
+    fleet.step()
+    fleet.step(MINUTE)
+    fleet.step(MINUTE)
+    first, second = fleet.ticks("unique")
+    assert first[1] is not None
+    assert second[1] is None
+    assert f"job {first[1]}" in (second[2] or "")
+    assert reason in (second[2] or "")
+    assert fleet.fired("other") == [MINUTE, 2 * MINUTE]
+    assert fleet.info("unique").problem is None
+
+
 def test_jitter_and_delay_put_the_job_off_and_not_the_tick(fleet: Fleet) -> None:
     fleet.add("spread", jitter=10 * MINUTE)
     fleet.add("later", delay=HOUR)
@@ -424,11 +451,11 @@ def test_a_schedule_that_changes_between_decision_and_write_is_looked_at_again(f
     [row] = fleet.run(look(SCHEMA, [], 10, now=fleet.now)).due
     tick = NOON + MINUTE
     for change in (
-        lambda: fleet.run(pause_periodic(SCHEMA, "s")),
-        lambda: fleet.run(resume_periodic(SCHEMA, "s", now=fleet.now)),
-        lambda: fleet.run(remove_periodic(SCHEMA, "s")),
+        pause_periodic(SCHEMA, "s"),
+        resume_periodic(SCHEMA, "s", now=fleet.now),
+        remove_periodic(SCHEMA, "s"),
     ):
-        change()
+        fleet.run(change)
         fired = fleet.run(fire(SCHEMA, fleet.term, row, tick, tick + MINUTE, row.job(tick), notify=False))
         assert fired == Fired(overtaken=True)
     assert fleet.jobs() == fleet.ticks() == []
@@ -824,11 +851,11 @@ def test_a_name_and_arguments_are_refused_where_they_are_declared() -> None:
     jobs = jobq.Jobs()
     for name in ("", "x" * 129, "a\nb", 5):
         with pytest.raises(jobq.ConfigError, match="name="):
-            jobs.add_periodic(name, PING, every=MINUTE)  # type: ignore[call-overload]
+            jobs.add_periodic(name, PING, every=MINUTE)  # type: ignore[arg-type]
     with pytest.raises(jobq.ConfigError, match=r"schedule 's': \$\.x: .*set"):
         jobs.add_periodic("s", REPORT, {"x": {1}}, every=MINUTE)
     with pytest.raises(jobq.ConfigError, match="schedule 's'"):
-        jobs.add_periodic("s", PING, "none", every=MINUTE)  # type: ignore[call-overload]
+        jobs.add_periodic("s", PING, "none", every=MINUTE)  # type: ignore[misc]
     assert jobs.schedules == ()
 
 
@@ -897,7 +924,7 @@ async def test_ticks_of_an_idle_worker_are_punctual(dsn: str) -> None:
             )
             return [row["s"] for row in rows]
 
-        lateness = await eventually_async(lambda: len(late()) >= 5 and late(), what="five ticks")
-    assert all(s >= 0 for s in lateness)
-    # A wide bound, for the machine may be busy; a pass that runs by its interval is half a second late.
-    assert sorted(lateness)[len(lateness) // 2] < 0.1
+        await eventually_async(lambda: len(late()) >= 5, what="five ticks")
+        lateness = late()
+    assert all(s >= 0 for s in lateness), "none comes early"
+    assert min(lateness) < 0.25, "a wide bound, for the machine may be busy: 2 ms when it is not"

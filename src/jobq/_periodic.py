@@ -283,6 +283,8 @@ def _make_job(schema: str, job: JobRow, *, notify: bool) -> Operation[Fired]:
         return Fired(skipped=str(conflict))
     if made.inserted:
         return Fired(made.id)
+    if made.replaced:
+        return Fired(skipped=f"job {made.id}, which holds its unique key and waits, was updated instead")
     return Fired(skipped=f"job {made.id} holds its unique key")
 
 
@@ -330,8 +332,12 @@ def read_timetable(cron: str | None, tz: str | None, every_s: float | None) -> T
 
 
 def write_options(options: ResolvedOptions) -> str:
-    """Return the options of a schedule's jobs as a JSON document."""
-    return msgspec.json.encode(options._asdict()).decode()
+    """Return the options of a schedule's jobs as a JSON document: those that are not the defaults.
+
+    So an older version can read it, unless something is used that it does not know.
+    """
+    given = {name: value for name, value in options._asdict().items() if value != getattr(DEFAULTS, name)}
+    return msgspec.json.encode(given).decode()
 
 
 def read_options(document: str) -> ResolvedOptions:

@@ -21,6 +21,7 @@ from jobq.testing.clock import Clock
 from jobq.testing.draining import DrainReport, drain, drain_sync
 from jobq.testing.handlers import make_job
 from jobq.testing.inline import AsyncInlineClient, InlineClient
+from jobq.testing.ticks import next_ticks
 
 __all__ = [
     "AsyncInlineClient",
@@ -32,4 +33,5 @@ __all__ = [
     "drain",
     "drain_sync",
     "make_job",
+    "next_ticks",
 ]
