@@ -245,8 +245,8 @@ class Meter:
     On a plain connection, as a pool has it; each prepared as a client's soon is.
     """
 
-    def __init__(self, dsn: str) -> None:
-        self.store = Storage(dsn, plan_settings=False)
+    def __init__(self, store: Storage) -> None:
+        self.store = store
         self.pages = 0
 
     def execute(self, call: Call) -> Rows:
@@ -269,9 +269,10 @@ def _pages(store: Storage, call: Call) -> int:
 
 @pytest.mark.slow
 def test_much_is_estimated_within_a_bound_of_pages(large: str) -> None:
-    meter = Meter(large)
-    meter.store.sql(PARKED)
-    found = {stats.queue: stats for stats in run(_stats.queue_stats(SCHEMA), meter.execute)}
+    with Storage(large, plan_settings=False) as store:
+        store.sql(PARKED)
+        meter = Meter(store)
+        found = {stats.queue: stats for stats in run(_stats.queue_stats(SCHEMA), meter.execute)}
     assert 100 < meter.pages <= PAGES, meter.pages
     default, mail = found["default"], found["mail"]
     assert default.ready == pytest.approx(0.9 * READY, rel=0.05)
@@ -331,6 +332,7 @@ def test_the_dead_of_a_pinned_horizon_cost_no_more_than_a_time_limit(
     """What was claimed stands dead before the lanes' heads; the newest blocks hold what lives."""
     with Storage(dsn, plan_settings=False) as store, Storage(dsn) as reader:
         store.sql("alter table jobq.ready set (autovacuum_enabled = off)")
+        reader.sql("set idle_in_transaction_session_timeout = 0")
         reader.sql("begin isolation level repeatable read")
         reader.sql("select 1 from jobq.job limit 1")
         store.sql(FILL.partition(";")[0])
@@ -338,12 +340,12 @@ def test_the_dead_of_a_pinned_horizon_cost_no_more_than_a_time_limit(
         store.enqueue(500)
         store.sql("update jobq.ready set ready_at = now() - interval '10 minutes'")
         monkeypatch.setattr(_stats, "LANES_TIME_LIMIT_MS", 5)
-        (found,) = run(_stats.queue_stats(SCHEMA), store.call)
+        (found,) = store.run(_stats.queue_stats(SCHEMA))
         assert found.ready == 500
         assert found.lag_s == pytest.approx(600, abs=30)
         assert found.estimated == ("lag_s", "ready")
         monkeypatch.setattr(_stats, "LANES_TIME_LIMIT_MS", 60_000)
-        (found,) = run(_stats.queue_stats(SCHEMA), store.call)
+        (found,) = store.run(_stats.queue_stats(SCHEMA))
         assert found.estimated == ("ready",)
 
 
