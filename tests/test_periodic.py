@@ -179,9 +179,10 @@ def test_each_tick_makes_one_job_with_the_options_of_the_schedule(fleet: Fleet) 
     assert fleet.fired() == [MINUTE]
     [(job_id, kind, queue, state, _)] = fleet.jobs()
     assert (kind, queue, state) == ("report", "reports", "ready")
+    tick = "2031-01-01T12:01:00+00:00"
     assert fleet.store.sql(
         "select args, priority, max_attempts, timeout, meta, tags from jobq.jobs where id = %s", job_id
-    ) == [({"all": True}, 3, 2, HOUR, {"m": 1}, ["t"])]
+    ) == [({"all": True}, 3, 2, HOUR, {"m": 1, "schedule": {"name": "s", "tick": tick}}, ["t"])]
     info = fleet.info()
     assert (info.last_at, info.last_job_id, info.next_at) == (NOON + MINUTE, job_id, NOON + 2 * MINUTE)
 

@@ -41,6 +41,8 @@ def instant(column: str) -> str:
     return f"""to_char({column} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')"""
 
 
+SCHEDULE_IN_META: Final = "schedule"  # an application's own member of that name goes before
+
 DECLARED: Final = """array(
     select unnest(w.periodics) from {schema}.worker w
     where w.ended_at is null and w.lease_until > clock_timestamp())"""
@@ -176,10 +178,13 @@ class Row(NamedTuple):
     def job(self, tick: datetime | None = None, jitter_s: float = 0.0) -> JobRow:
         """Return the job of a tick; without one, as it is made outside of the ticks.
 
+        Its meta says which schedule and which tick it is of, for handlers that catch up.
+
         Raises:
             ConfigError: the options are those of another version.
         """
         row = JobRow(self.kind, self.args, *read_options(self.options))
+        row = row._replace(meta=_meta(row.meta, self.name, tick))
         wait_s = (row.delay_s or 0.0) + jitter_s
         if tick is None or not wait_s:
             return row
@@ -329,6 +334,12 @@ def read_timetable(cron: str | None, tz: str | None, every_s: float | None) -> T
     if every_s is None:
         return make_timetable(cron=cron, tz=tz)
     return make_timetable(every=timedelta(microseconds=round(every_s * 1_000_000)))
+
+
+def _meta(document: str | None, name: str, tick: datetime | None) -> str:
+    meta = msgspec.json.decode(document, type=dict[str, object]) if document else {}
+    of = {"name": name} if tick is None else {"name": name, "tick": tick.isoformat()}
+    return msgspec.json.encode({SCHEDULE_IN_META: of, **meta}).decode()
 
 
 def write_options(options: ResolvedOptions) -> str:
