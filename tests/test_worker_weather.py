@@ -151,6 +151,65 @@ def test_no_finished_outcome_is_lost_while_the_database_is_away_for_longer_than_
     assert [worker.stats()["lost_leases"] for worker in workers] == [0, 0]
 
 
+@pytest.mark.slow
+def test_a_worker_that_starts_right_after_an_outage_declares_no_living_worker_dead(
+    spawn_python: SpawnPython, durable_server: DurableServer, tmp_path: Path
+) -> None:
+    lease_s = 10.0
+    server = durable_server()
+    site = Site(spawn_python, server.dsn(APP_DATABASE), tmp_path)
+    living, killed = site.start(lease=lease_s), site.start(lease=lease_s)
+    job_ids = site.enqueue("gate", 40, gate="a")
+    site.await_started(job_ids)
+    by_pid = {note.job_id: note.pid for note in site.notes()}
+    assert len(set(by_pid.values())) == 2, "both of them have jobs"
+    server.stop("immediate")
+    away_since = time.monotonic()
+    killed.kill()
+    site.open("a")
+    eventually(lambda: len(site.notes("end")) == 20, what="its handlers end meanwhile")
+    living.pause()  # it cannot renew before the newcomer has looked
+    eventually(lambda: time.monotonic() > away_since + lease_s + 0.5, 20.0, what="all leases are over")
+    back_at = time.monotonic()
+    server.start()
+    # Its own pause is over at once: what holds it back is what it asks of the server.
+    newcomer = site.start(lease=lease_s, heartbeat=0.1)
+    works_at = time.monotonic()
+    eventually(lambda: time.monotonic() > works_at + 1.0, what="it has looked several times")
+    dead = "select id from jobq.worker where end_reason = 'lease ended'"
+    found = site.sql(dead)
+    assert time.monotonic() < back_at + lease_s, "too slow a machine: this proves nothing"
+    assert found == []
+    living.resume()
+    site.await_finished(40, 30.0)
+    for job_id in job_ids:
+        of_the_dead = by_pid[job_id] == killed.process.pid
+        assert site.job(job_id) == (("completed", 2, 0, 1) if of_the_dead else ("completed", 1, 0, 0))
+    assert site.sql(dead) == [(killed.ids[0],)]
+    assert (living.stats()["lost_leases"], newcomer.stats()["lost_leases"]) == (0, 0)
+
+
+def test_a_worker_that_starts_lets_others_renew_before_it_calls_them_dead(site: Site) -> None:
+    """After a failover, too, of which the server that took over says nothing."""
+    paused = site.start(lease=4.5)
+    [job_id] = site.enqueue("gate", gate="a")
+    site.await_started([job_id])
+    paused.pause()
+    site.sql(
+        "update jobq.worker set lease_until = now() - interval '1 minute',"
+        " heartbeat_at = now() - interval '2 minutes'"
+    )
+    site.start(lease=4.5, heartbeat=1.5, rescue_interval=0.1)
+    works_at = time.monotonic()
+    eventually(lambda: time.monotonic() > works_at + 1.0, what="it has swept several times")
+    assert site.sql("select count(*) from jobq.worker where ended_at is not null") == [(0,)]
+    paused.resume()
+    eventually(lambda: time.monotonic() > works_at + 4.0, what="the newcomer's patience is over")
+    site.open("a")
+    assert site.await_state(job_id, "completed") == ("completed", 1, 0, 0)
+    assert len(paused.ids) == 1
+
+
 def test_outcomes_that_cannot_be_recorded_stop_the_claiming_at_their_bound(site: Site) -> None:
     worker = site.start(pending_outcomes=40, prefetch=0, queues={"default": 10})
     with psycopg.connect(site.dsn) as blocker:

@@ -37,10 +37,12 @@ where id = $1::int8 and ended_at is null
 returning id
 """
 
+# While the server was away nobody could renew: its start counts as a renewal of all leases.
 EXPIRE: Final = """
 update {schema}.worker set ended_at = clock_timestamp(), end_reason = 'lease ended'
 where ctid = any (array(
     select ctid from {schema}.worker where ended_at is null and lease_until < clock_timestamp()
+       and pg_postmaster_start_time() + (lease_until - heartbeat_at) < clock_timestamp()
     for update skip locked))
   and ended_at is null and lease_until < clock_timestamp()
 returning id, name

@@ -123,9 +123,13 @@ class Rescuer:
         self._scan_at = 0.0
         self._last_answer_at = time.monotonic()
         self._hold_until = 0.0
+        self._expire_from = 0.0
 
     async def run(self) -> None:
         """Rescue until cancelled."""
+        # Why the others have not renewed, a worker that has just come cannot know: the database may have
+        # been away until now. `EXPIRE` sees that by itself only where the server was started anew.
+        self._expire_from = time.monotonic() + self._renewal_s
         is_away = False
         while True:
             try:
@@ -152,8 +156,12 @@ class Rescuer:
         await self._link.open()
         now = time.monotonic()
         if now - self._last_answer_at > self._config.lease.total_seconds() / 2:
-            retry_s = min(self._config.heartbeat.total_seconds(), _LONGEST_RETRY_S)
-            self._hold_until = now + 2 * retry_s
+            self._hold_until = now + self._renewal_s
+
+    @property
+    def _renewal_s(self) -> float:
+        """Seconds within which every living worker renews, once the database is back."""
+        return 2 * min(self._config.heartbeat.total_seconds(), _LONGEST_RETRY_S)
 
     def _spread(self) -> float:
         identity = self._lease.current
@@ -161,7 +169,8 @@ class Rescuer:
 
     async def run_once(self) -> int:
         """Do one sweep; return how many jobs were taken back."""
-        dead = await self._link.run(expire(self._schema))
+        may_expire = time.monotonic() >= self._expire_from
+        dead = await self._link.run(expire(self._schema)) if may_expire else []
         for worker_id, name in dead:
             logger.warning("worker %d (%s) is dead: its lease has ended", worker_id, name)
         await self._retire_identities()
