@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -354,7 +354,13 @@ def test_the_development_server_survives_its_command_until_it_is_stopped(tmp_pat
         assert value(dsn) == 1, started.stderr
         assert cli("start", *folder).stdout.strip() == dsn
         assert cli("dsn", *folder).stdout.strip() == dsn
-        assert cli("dsn", *folder, "--dbname", "other").stdout.strip() != dsn
+        missing = cli("dsn", *folder, "--dbname", "of mine")
+        assert (missing.returncode, missing.stdout) == (1, "")
+        assert "there is no database 'of mine'" in missing.stderr
+        other = cli("start", *folder, "--dbname", "of mine").stdout.strip()
+        assert value(other, "select current_database()") == "of mine"
+        for command in ("start", "dsn"):
+            assert cli(command, *folder, "--dbname", "of mine").stdout.strip() == other
         make_mark(dsn)
     finally:
         assert cli("stop", *folder).returncode == 0
@@ -364,3 +370,42 @@ def test_the_development_server_survives_its_command_until_it_is_stopped(tmp_pat
     refused = cli("psql", *folder)
     assert refused.returncode == 1
     assert "start one with" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["start", "--dir", ""], 2, "the name of a folder"),
+        (["start", "--dir", "/proc/none/of/ours"], 1, "cannot be made"),
+        (["start", "--dir", "a\nb"], 1, "control characters"),
+        (["start", "--dir", os.fsdecode(b"\xff")], 1, "valid Unicode"),
+        (["start", "--dir", "x" * 300], 1, "File name too long"),
+        (["stop", "--dir", sys.executable], 1, "Not a directory"),
+        (["dsn", "--dbname", ""], 2, "a name of 1 to 63 bytes"),
+        (["dsn", "--dbname", "x" * 64], 2, "a name of 1 to 63 bytes"),
+        (["dsn", "--dbname", os.fsdecode(b"\xff")], 2, "a name of 1 to 63 bytes"),
+        (["restart"], 2, "invalid choice"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(arguments: list[str], code: int, text: str) -> None:
+    refused = cli(*arguments)
+    assert (refused.returncode, refused.stdout) == (code, "")
+    assert text in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"data_dir": ""}, "data_dir=''"),
+        ({"settings": {"work_mem": 5}}, "work_mem"),
+        ({"settings": {"work_mem": "5\nport = 1"}}, "one line"),
+        ({"port": "5432"}, "port='5432'"),
+        ({"port": 70_000}, "port=70000"),
+        ({"port": -1}, "port=-1"),
+        ({"data_dir": sys.executable}, "Not a directory"),
+    ],
+)
+def test_a_server_of_anything_is_refused_by_name(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(EmbeddedError, match=text):
+        EmbeddedPostgres(**options)

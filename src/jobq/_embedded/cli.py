@@ -1,4 +1,7 @@
-"""``python -m jobq.embedded``: a server for development, which stays up until told to stop."""
+"""``python -m jobq.embedded``: a server for development, which stays up until told to stop.
+
+Exit codes: 0 fine; 1 failed; 2 wrong usage.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import psycopg
 
 from jobq._embedded.cluster import SUPERUSER, Cluster
+from jobq._embedded.databases import Databases
 from jobq._embedded.errors import EmbeddedError, ServerFailed
 from jobq._embedded.process import spawn_detached
 from jobq._embedded.server import POLL_S, START_TIMEOUT_S, STOP_TIMEOUT_S
@@ -18,32 +24,93 @@ from jobq._embedded.server import POLL_S, START_TIMEOUT_S, STOP_TIMEOUT_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_ALWAYS_THERE: Final = "postgres"
+_MAX_NAME_BYTES: Final = 63  # PostgreSQL cuts what is longer
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m jobq.embedded", description=__doc__)
     parser.add_argument("command", choices=["start", "stop", "dsn", "psql"])
-    parser.add_argument("--dir", type=Path, default=Path(".db"), help="the folder it keeps (default: .db)")
-    parser.add_argument("--dbname", default="postgres", help="the database (default: postgres)")
+    parser.add_argument("--dir", type=_folder, default=Path(".db"), help="the folder it keeps (default: .db)")
+    parser.add_argument(
+        "--dbname",
+        type=_database_name,
+        default="postgres",
+        help="the database, which start makes when it is not there (default: postgres)",
+    )
     chosen = parser.parse_args(arguments)
     try:
         cluster = Cluster(chosen.dir.absolute(), None, {}, None, keep=True)
         match chosen.command:
             case "start":
                 start(cluster)
+                make_database(cluster, chosen.dbname)
             case "stop":
                 stop(cluster)
                 cluster.tidy()
             case _:
                 _require_running(cluster)
+                _require_database(cluster, chosen.dbname)
         if chosen.command == "psql":
             psql(cluster, chosen.dbname)
-    except EmbeddedError as error:
+    except (EmbeddedError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     if chosen.command != "stop":
         sys.stdout.write(cluster.dsn(chosen.dbname, SUPERUSER, tcp=False) + "\n")
     return 0
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the name of a folder, such as .db")
+    return Path(text)
+
+
+def _database_name(text: str) -> str:
+    if not text.isprintable() or not 1 <= len(text.encode()) <= _MAX_NAME_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r}: a name of 1 to {_MAX_NAME_BYTES} bytes, to be printed")
+    return text
+
+
+def make_database(cluster: Cluster, dbname: str) -> None:
+    """Make a database, unless it is there.
+
+    Raises:
+        ServerFailed: the server would not make it.
+    """
+    if _has_database(cluster, dbname):
+        return
+    try:
+        with Databases(_admin_dsn(cluster)) as databases:
+            databases.create(dbname)
+    except psycopg.errors.DuplicateDatabase:
+        return  # somebody was faster
+    except psycopg.Error as error:
+        raise ServerFailed(f"the database {dbname!r} could not be made: {error}") from error
+
+
+def _require_database(cluster: Cluster, dbname: str) -> None:
+    if not _has_database(cluster, dbname):
+        raise ServerFailed(
+            f"there is no database {dbname!r}; make it with: python -m jobq.embedded start --dbname …"
+        )
+
+
+def _has_database(cluster: Cluster, dbname: str) -> bool:
+    if dbname == _ALWAYS_THERE:
+        return True
+    try:
+        with psycopg.connect(_admin_dsn(cluster), autocommit=True) as connection:
+            found = connection.execute("select from pg_database where datname = %s", [dbname])
+            return found.fetchone() is not None
+    except psycopg.Error as error:
+        raise ServerFailed(f"the server does not answer: {error}") from error
+
+
+def _admin_dsn(cluster: Cluster) -> str:
+    return cluster.dsn(_ALWAYS_THERE, SUPERUSER, tcp=False)
 
 
 def start(cluster: Cluster) -> None:

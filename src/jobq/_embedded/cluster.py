@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import socket
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, cast
 from urllib.parse import quote
 
 from jobq._embedded.binaries import find_binaries
@@ -26,6 +26,7 @@ SUPERUSER: Final = "jobq"
 MIN_MAJOR: Final = 14
 
 _DEFAULT_PORT: Final = 5432  # without TCP it is only a part of the socket's name
+_LAST_PORT: Final = 65_535
 _CONF: Final = "jobq.conf"
 _LOG_MAX_BYTES: Final = 10 << 20
 _LOG_TAIL_BYTES: Final = 4 << 10
@@ -47,6 +48,7 @@ class Cluster:
     ) -> None:
         if os.name != "posix":
             raise EmbeddedError("an embedded server needs Linux or macOS; use a PostgreSQL server of yours")
+        _check(home, settings, port)
         self.home: Final = home
         self.data: Final = home / "data"
         self.binaries: Final = find_binaries(bin_dir, major=_major_of(self.data))
@@ -71,7 +73,10 @@ class Cluster:
         Raises:
             ServerFailed: initdb failed, or a server runs on this folder already.
         """
-        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise EmbeddedError(f"the folder {self.home} cannot be made: {error.strerror}") from error
         running = self.running()
         if running is not None:
             raise ServerFailed(f"a server (process {running.pid}) already runs on {self.home}")
@@ -187,3 +192,20 @@ def _major_of(data: Path) -> int | None:
         return int((data / "PG_VERSION").read_text())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise EmbeddedError(f"the folder {data.parent} cannot be used: {error.strerror}") from error
+    except ValueError:
+        raise EmbeddedError(f"{data / 'PG_VERSION'} names no release of PostgreSQL") from None
+
+
+def _check(home: Path, settings: Mapping[str, str], port: int | None) -> None:
+    if not str(home).isprintable():  # PostgreSQL keeps the path in files of lines
+        raise EmbeddedError(f"{str(home)!r}: a folder's path without control characters, in valid Unicode")
+    for name, value in settings.items():
+        if not isinstance(cast("object", value), str) or not f"{name}{value}".isprintable():
+            raise EmbeddedError(
+                f"settings[{name!r}]={value!r}: a string of one line, as postgresql.conf has it"
+            )
+    whole = isinstance(cast("object", port), int) and not isinstance(port, bool)
+    if port is not None and not (whole and 0 <= port <= _LAST_PORT):
+        raise EmbeddedError(f"port={port!r}: 1 to {_LAST_PORT}, 0 for a free one, None for none")

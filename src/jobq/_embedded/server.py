@@ -72,6 +72,8 @@ class EmbeddedPostgres:
         *,
         in_memory: bool = False,
     ) -> None:
+        if data_dir is not None and not os.fspath(data_dir):
+            raise EmbeddedError("data_dir='': a folder, or None for a temporary one")
         self._temporary = TemporaryFolder(in_memory=in_memory) if data_dir is None else None
         home = self._temporary.path if self._temporary is not None else Path(data_dir or "").absolute()
         try:
