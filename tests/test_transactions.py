@@ -519,6 +519,21 @@ connection.close()
 _DJANGO_NAMES = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}
 
 
+@pytest.mark.parametrize("name", ["psycopg", "asyncpg", "asyncpg-pool-proxy", "django"])
+async def test_with_no_transaction_open_a_connection_in_autocommit_makes_the_job_as_all_else_at_once(
+    dsn: str, db: psycopg.Connection[Any], name: str
+) -> None:
+    async with set_up(dsn, name) as (case, caller):
+        if isinstance(case.tx, psycopg.Connection):
+            case.tx.autocommit = True
+        await caller.enqueue(EMAIL, {}, tx=case.tx)
+        made = await caller.enqueue(EMAIL, {}, tx=case.tx, unique="one")
+        assert count(db) == 2
+        assert await caller.enqueue(EMAIL, {}, tx=case.tx, unique="one") == jobq.Enqueued(
+            made.id, inserted=False
+        )
+
+
 @pytest.mark.parametrize("name", sorted(CASES))
 async def test_each_client_names_the_other_for_a_connection_of_the_other_colour(dsn: str, name: str) -> None:
     async with CASES[name](dsn) as case:
