@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from bench import bulk, drain, horizon, pickup, punctual, single
+from bench import bulk, drain, horizon, pickup, punctual, retention, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +37,7 @@ BENCHES: Final = {
         Bench("drain", "a worker on a full queue, beside the bare loop", drain.run),
         Bench("pickup", "from commit to the handler's start, on an idle worker", pickup.run),
         Bench("punctual", "how late scheduled jobs start", punctual.run),
+        Bench("retention", "what it costs to remove a finished job, and whether it keeps up", retention.run),
         Bench("horizon", "a job's cost under a pinned vacuum horizon, later beside earlier", horizon.run),
     )
 }
