@@ -133,6 +133,12 @@ def test_there_is_no_schema(empty_dsn: str) -> None:
     result = run("worker", "app:jobs", dsn=empty_dsn)
     assert result.exit_code == 1
     told(result, 'no jobq schema "jobq"', "run `jobqctl migrate`")
+    for schema, option in (("other", "--schema other"), ("two words", "--schema 'two words'")):
+        result = run("worker", "app:jobs", "--schema", schema, dsn=empty_dsn)
+        told(result, f'no jobq schema "{schema}"', f"run `jobqctl migrate {option}`")
+        result = run("migrate", "--check", "--schema", schema, dsn=empty_dsn)
+        assert result.exit_code == 3
+        told(result, f"run `jobqctl migrate {option}`")
 
 
 def test_the_schema_is_too_new(dsn: str, db: psycopg.Connection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from jobq import _migrate
+from jobq._messages import migrate_advice
 from jobq.cli.common import DSN_OPTION, EXIT_PENDING, SCHEMA_OPTION, explain_errors, require_dsn
 
 
@@ -30,7 +31,7 @@ def migrate(context: click.Context, dsn: str | None, schema: str, *, check: bool
         missing = _migrate.pending(where, schema=schema)
         _tell("pending", missing, schema)
         if missing:
-            click.echo("Run `jobqctl migrate` to apply.")
+            click.echo(f"To apply them, {migrate_advice(schema)}.")
             context.exit(EXIT_PENDING)
         return
     _tell("applied", _migrate.migrate(where, schema=schema), schema)
