@@ -62,7 +62,7 @@ class AsyncOperating(ClientBase[AsyncPool, AsyncCursor]):
         """Return one page of jobs: state by state, the newest first in each.
 
         Running ones come first, then ready, scheduled, discarded, cancelled, completed; within a
-        state by id, or by when they ended, the latest first. One call looks through 50,000 jobs at
+        state by id, or by when they ended, the latest first. One call looks through 20,000 jobs at
         most: where few of very many match, a page has fewer than ``limit``, none perhaps, and a
         ``next`` all the same.
 
