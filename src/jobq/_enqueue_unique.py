@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 # Of `u`, the newest row of a key. Liveness is a coalesce of scalar subqueries, for `exists or exists`
 # becomes hashed subplans over whole tables.
 HELD: Final = """case
+        when u.job_id is null then false
         when u.held_until is not null then u.held_until > statement_timestamp()
         when u.until_started then coalesce(
             (select 1 from {schema}.ready where job_id = u.job_id and attempt = 0 limit 1),
@@ -78,7 +79,7 @@ with k as materialized (
     ) u on true
 ), fit as materialized (
     select f.id, f.key, f.new_generation, f.period_us, f.until_started
-    from (select * from k where key is not null and is_held is not true order by key) f
+    from (select * from k where key is not null and not is_held order by key) f
     left join lateral (
         select 1 as locked from {{schema}}.unique_key u where u.ctid = f.tid for key share) l on true
     where f.tid is null or l.locked = 1
@@ -212,6 +213,10 @@ delete from {schema}.unique_key where ctid = any (array(
 # keep fighting for it; this many rounds are far beyond what was ever seen.
 MAX_UNIQUE_ROUNDS: Final = 10
 
+# From so many jobs on a call is planned anew (1 ms): a plan from when the tables were empty would read
+# them whole for each key.
+_BULK: Final = 100
+
 
 class _Answer(NamedTuple):
     """What the statement says of one job.
@@ -338,7 +343,8 @@ def _call(schema: str, rows: Sequence[JobRow], *, notify: bool) -> Call:
     columns = list(zip(*rules, strict=True))
     for one in columns if is_full else columns[:3]:
         values += column(one)
-    return Call(enqueue_sql(ENQUEUE_REPLACE if is_full else ENQUEUE_UNIQUE, schema), values)
+    sql = enqueue_sql(ENQUEUE_REPLACE if is_full else ENQUEUE_UNIQUE, schema)
+    return Call(sql, values, replan=len(rows) >= _BULK)
 
 
 def _name_faster(schema: str, rows: Sequence[JobRow], answers: list[_Answer]) -> Operation[list[_Answer]]:
