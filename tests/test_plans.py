@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -20,11 +21,14 @@ from jobq._claim import claim, refresh, restamp
 from jobq._duties import discarded, promote, renew, rescue
 from jobq._enqueue import enqueue_many, enqueue_one
 from jobq._enqueue_unique import FIND_FASTER, GIVE_UP
+from jobq._leader import Term
 from jobq._marks import LaneMarks
 from jobq._operate import get_job, job_errors, retry_job
 from jobq._operation import Call, Operation, in_schema
 from jobq._outcomes import Settlement, complete, find_finished, settle
 from jobq._postgres import text_params
+from jobq._retention import Rule, Walk, remove_finished
+from jobq._trim import FIRST_KEY, forget_keys
 from jobq._unique import Unique
 from tests.support.polling import eventually
 from tests.support.storage import BOOM, SCHEMA, Storage, hold, job_row
@@ -40,6 +44,8 @@ WORKER: Final = 1
 HOT: Final = ("job", "ready", "scheduled", "running", "finished", "attempt_error", "unique_key")
 KEYS: Final = [n.to_bytes(16, "big") for n in range(1, BATCH + 1)]
 REPLACING: Final = Unique("k", on_conflict="replace")
+TERM: Final = Term(WORKER, 1)
+COMPLETED: Final = Rule(86_400.0, ("completed",), (), ())
 FENCES: Final = [(3 * ROWS + n, 1) for n in range(1, BATCH + 1)]
 
 # Ids: ready, scheduled, finished, running, each with its own 50,000; the payloads are 200,000.
@@ -181,6 +187,9 @@ WORKERS: Final[dict[str, Callable[[], Operation[Any]]]] = {
     "restamp": lambda: restamp(SCHEMA, "default"),
     "renew": lambda: renew(SCHEMA, WORKER, 30.0),
     "discarded": lambda: discarded(SCHEMA, [2 * ROWS + n for n in range(1, BATCH)]),
+    "remove finished": lambda: remove_finished(SCHEMA, TERM, Walk(COMPLETED, datetime.now(UTC))),
+    "first remove finished": lambda: remove_finished(SCHEMA, TERM, Walk(COMPLETED)),
+    "forget keys": lambda: forget_keys(SCHEMA, TERM, FIRST_KEY),
 }
 CLIENTS: Final[dict[str, Callable[[], Operation[Any]]]] = {
     "enqueue": lambda: enqueue_one(SCHEMA, job_row(), notify=True),

@@ -17,14 +17,24 @@ from jobq._errors import DatabaseUnavailable
 from jobq._leader import Deposed, Term, elect, resign
 from jobq._operate import retry_job
 from jobq._outcomes import Settlement, complete, settle
-from jobq._retention import DEFAULT, Retention, Walk, read_retention, remove_finished, rules, set_retention
+from jobq._retention import (
+    DEFAULT,
+    Retention,
+    Rule,
+    Walk,
+    read_retention,
+    remove_finished,
+    rules,
+    set_retention,
+)
 from jobq._trim import FIRST_KEY, forget_keys, forget_log, forget_ticks, forget_workers
 from jobq._worker.cleaner import LOG_KEPT_S, TICKS_KEPT_S, Cleaner, Trimmer
 from jobq._worker.link import Link
 from jobq._worker.stats import Counters
 from tests.support.inprocess import working
 from tests.support.polling import eventually_async
-from tests.support.storage import BOOM, SCHEMA, Storage, in_background
+from tests.support.storage import BOOM, SCHEMA, Storage, hold, in_background
+from tests.test_plans import explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,6 +44,7 @@ if TYPE_CHECKING:
 WORKER: Final = 1
 DAY: Final = timedelta(days=1)
 HOUR: Final = timedelta(hours=1)
+COMPLETED: Final = Rule(86_400.0, ("completed",), (), ())
 STATES: Final = ("completed", "discarded", "cancelled")
 KEY: Final = b"0123456789abcdef"
 OF_A_JOB: Final = ("job", "finished", "attempt_error", "unique_key")
@@ -385,6 +396,31 @@ def test_a_leader_whose_term_is_over_removes_nothing(store: Storage, term: Term)
         with pytest.raises(Deposed):
             store.run(operation)
     assert store.dump() == before
+
+
+@pytest.mark.parametrize("keeps_its_place", [True, False], ids=["with marks", "without"])
+def test_with_marks_a_removal_under_a_pinned_horizon_reads_no_more_after_many_others(
+    store: Storage, term: Term, *, keeps_its_place: bool
+) -> None:
+    walk, hits = Walk(COMPLETED), []
+    store.sql("analyze")
+    with Storage(store.dsn) as reader:
+        reader.sql("begin isolation level repeatable read")
+        reader.sql("select 1 from jobq.ready limit 1")
+        for round_ in range(40):
+            ids = finish(store, count=500)
+            age(store, ids, 2 * DAY - round_ * timedelta(minutes=1))
+            last = store.value("select max(finished_at) from jobq.finished")
+            call = hold(remove_finished(SCHEMA, term, walk))
+            plan = explain(store, call, "analyze, buffers, timing off,")
+            hits.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+            assert store.count("finished") == 0
+            walk = Walk(COMPLETED, last) if keeps_its_place else walk
+    first, final = sum(hits[2:7]), sum(hits[-5:])
+    if keeps_its_place:
+        assert final <= 1.02 * first, hits
+    else:
+        assert final > 1.08 * first, f"there was nothing for the marks to save: {hits}"
 
 
 @pytest.mark.parametrize("step", ["forward", "behind"])
