@@ -364,7 +364,7 @@ select {seen(step, state)}, p.* from (select) one left join p on true order by p
 def _sequence(name: str, values: object, most: int) -> Sequence[Any]:
     if isinstance(values, str | bytes) or not isinstance(values, Sequence):
         raise ConfigError(f"{name}: a list or tuple, not {type(values).__name__}")
-    found: Sequence[Any] = values
+    found = cast("Sequence[object]", values)
     if len(found) > most:
         raise ConfigError(f"{name}: at most {most:,}")
     return found
