@@ -125,6 +125,23 @@ async def test_s70_without_a_schema_the_error_says_what_to_run(empty_dsn: str) -
             await jobq.Worker(client, jobq.Jobs()).run(handle_signals=False)
 
 
+@pytest.mark.parametrize(
+    ("schema", "advice"),
+    [
+        ("jobq", "`jobqctl migrate`"),
+        ("other", "`jobqctl migrate --schema other`"),
+        ("two words", "`jobqctl migrate --schema 'two words'`"),
+        ("a.b", "`jobqctl migrate --schema a.b`"),
+    ],
+)
+async def test_the_advice_names_the_schema(empty_dsn: str, schema: str, advice: str) -> None:
+    async with jobq.AsyncClient(empty_dsn, schema=schema) as client:
+        for verb in (client.check_schema(), client.enqueue("k", {}), client.get(1)):
+            with pytest.raises(jobq.SchemaMissing) as told:
+                await verb
+            assert advice in str(told.value)
+
+
 async def test_s70_a_schema_from_the_future_is_served_as_long_as_it_says_so(dsn: str) -> None:
     newest = all_migrations()[-1].version
     with psycopg.connect(dsn, autocommit=True) as admin:

@@ -39,9 +39,10 @@ _MAX_SHOWN: Final = 200  # characters of a connection string that a message show
 
 # Up to the last @, for a password may have some that should have been escaped; where the @ was forgotten,
 # what cannot be a port.
-_URL_PASSWORD: Final = re.compile(r"(?s)^(\w+://[^:/?@]*:)(.*(?=@)|[^/?@]*[^0-9/?@][^/?@]*)")
+_URL_PASSWORD: Final = re.compile(r"(?s)^([^:]*://[^:/?@]*:)(.*(?=@)|[^/?@]*[^0-9/?@][^/?@]*)")
 _QUERY_PASSWORD: Final = re.compile(r"(?i)([?&](?:ssl)?password=)([^&]*)")
 _PAIR_PASSWORD: Final = re.compile(r"(?is)((?:^|\s)(?:ssl)?password\s*=)(.*)")
+_BARE_PASSWORD: Final = re.compile(r"(?s)^([^:]*:)(.*)(?=@)")
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 
 
@@ -76,7 +77,8 @@ def masked(conninfo: str) -> str:
 
 def _passwords_of(conninfo: str) -> tuple[re.Pattern[str], ...]:
     # Of pairs, all that follows: where the string is malformed, nobody knows where the password ends.
-    return (_URL_PASSWORD, _QUERY_PASSWORD) if "://" in conninfo else (_PAIR_PASSWORD,)
+    is_url = "://" in conninfo
+    return (_URL_PASSWORD, _QUERY_PASSWORD) if is_url else (_PAIR_PASSWORD, _BARE_PASSWORD)
 
 
 def _read(conninfo: str) -> dict[str, Any]:
