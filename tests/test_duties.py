@@ -21,9 +21,12 @@ from jobq._duties import discarded, end, expire, next_orphan, promote, renew, re
 from jobq._enqueue import enqueue_many
 from jobq._errors import DatabaseError, JobConflict, JobNotFound
 from jobq._filter import JobFilter
+from jobq._leader import Term, elect
 from jobq._operate import retry_job
 from jobq._operator_log import Entry
 from jobq._outcomes import Settlement, complete, release, settle
+from jobq._retention import Rule, Walk, remove_finished
+from jobq._trim import FIRST_KEY, forget_keys
 from tests.support.storage import (
     BOOM,
     SCHEMA,
@@ -415,8 +418,9 @@ KEYS: Final = [bytes([n]) * 16 for n in range(30)]
 class Crowd:
     """Threads that move the same few jobs about in opposite orders, each over its own connection."""
 
-    def __init__(self, dsn: str, duration_s: float) -> None:
+    def __init__(self, dsn: str, duration_s: float, term: Term) -> None:
         self.dsn = dsn
+        self.term = term
         self.until = time.monotonic() + duration_s
         self.moves: Counter[str] = Counter()
         self.failures: list[BaseException] = []
@@ -429,6 +433,7 @@ class Crowd:
         bodies += [self.promote, self.promote, self.enqueue, self.enqueue, self.let_workers_die, self.release]
         bodies += [self.cancel, self.retry, self.retry, self.apply]
         bodies += [self.cancel_in_bulk, self.retry_in_bulk, self.move_in_bulk, self.delete_in_bulk]
+        bodies += [self.remove, self.remove]
         threads = [
             threading.Thread(target=self._body, args=(body, seed), name=body.__name__, daemon=True)
             for seed, body in enumerate(bodies)
@@ -519,6 +524,19 @@ class Crowd:
         time.sleep(0.05)  # a pace
         return self._in_bulk(store, rng, "delete", 2, states=["completed", "cancelled"]).changed
 
+    def remove(self, store: Storage, rng: random.Random) -> int:
+        """Remove what has reached its age, as two leaders would of whom one does not know yet."""
+        time.sleep(0.1)  # a pace
+        store.sql(
+            "update jobq.finished set finished_at = '2020-01-01' where ctid = any (array("
+            "select ctid from jobq.finished offset %s limit 2))",
+            rng.randrange(20),
+        )
+        every = Walk(Rule(0.0, ("completed", "cancelled", "discarded"), (), ()))
+        removed = store.run(remove_finished(SCHEMA, self.term, every, rng.randint(1, 3))).jobs
+        store.run(forget_keys(SCHEMA, self.term, FIRST_KEY))
+        return removed
+
     def _in_bulk(
         self, store: Storage, rng: random.Random, action: Action, many: int, **chosen: Any
     ) -> BulkResult:
@@ -561,14 +579,19 @@ class Crowd:
 
 def contend(store: Storage, duration_s: float) -> None:
     made = store.enqueue(150)
-    crowd = Crowd(store.dsn, duration_s)
+    term = store.run(elect(SCHEMA, store.worker(3), "leader", 600.0))
+    assert term is not None
+    crowd = Crowd(store.dsn, duration_s, term)
     crowd.run()
     busy = {name: moved for name, moved in crowd.moves.items() if name != "apply"}  # others come before it
     assert min(busy.values()) > 0, f"somebody had nothing to do: {crowd.moves}"
-    assert len(crowd.moves) == 15
+    assert len(crowd.moves) == 16
     places = store.places()
     assert {len(where) for where in places.values()} == {1}, "a job stands nowhere, or twice"
-    assert len(places) == len(made) + crowd.moves["enqueue"] - crowd.moves["delete_in_bulk"]
+    assert (
+        len(places)
+        == len(made) + crowd.moves["enqueue"] - crowd.moves["delete_in_bulk"] - crowd.moves["remove"]
+    )
     twice = store.sql(
         "select unique_key from jobq.jobs where state in ('ready', 'scheduled', 'running')"
         " and unique_key is not null group by unique_key having count(*) > 1"
@@ -578,6 +601,7 @@ def contend(store: Storage, duration_s: float) -> None:
     by_request = finished - (
         crowd.moves["complete"] + crowd.moves["cancel"] + crowd.moves["cancel_in_bulk"] + crowd.moves["apply"]
         - crowd.moves["retry"] - crowd.moves["retry_in_bulk"] - crowd.moves["delete_in_bulk"]
+        - crowd.moves["remove"]
     )  # fmt: skip
     assert 0 <= by_request <= crowd.requests, "settled or rescued as cancelled, and never asked to be"
 
