@@ -118,7 +118,12 @@ class Cron:
         local = instant.astimezone(zone)
         if follows_elapsed_time:
             for wall in CronSim(expression, local, reverse=reverse):
-                yield wall.astimezone(UTC)
+                tick = wall.astimezone(UTC)
+                shown = tick.astimezone(zone).replace(tzinfo=None, fold=0)
+                # cronsim may begin a day at a midnight that does not exist; on a whole day that was
+                # left out, no time passes.
+                if shown == wall.replace(tzinfo=None, fold=0) or _matches(expression, shown):
+                    yield tick
         else:
             for wall in CronSim(expression, local.replace(tzinfo=None), reverse=reverse):
                 yield _instant(wall, zone)
@@ -192,6 +197,10 @@ def _parse(expression: str) -> tuple[str, bool]:
     if every_hour:
         fields[1] = "*"  # however it is written: cronsim goes by elapsed time where it sees a star
     return " ".join(fields), every_hour
+
+
+def _matches(expression: str, wall: datetime) -> bool:
+    return next(CronSim(expression, wall - _SECOND)) == wall
 
 
 def _what_is_wrong(fields: list[str], complaint: str) -> str:
