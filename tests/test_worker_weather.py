@@ -216,7 +216,7 @@ def test_outcomes_that_cannot_be_recorded_stop_the_claiming_at_their_bound(site:
         blocker.execute("lock table jobq.finished in exclusive mode")
         job_ids = site.enqueue("wait", 300)
         eventually(lambda: worker.stats()["unrecorded"] >= 40, what="the buffer is full")
-        eventually(lambda: worker.stats()["running"] == 0, what="what was claimed has run")
+        eventually(lambda: worker.stats()["busy"] == 0, what="what was claimed has run")
         held = worker.stats()
         assert held["unrecorded"] <= 40 + 2 * 10
         seen_at = time.monotonic()
@@ -247,6 +247,52 @@ def test_a_server_that_restarts_under_load_loses_no_job_and_repeats_none(
     for worker in workers:
         assert worker.stop()["unrecorded"] == 0
     assert sum(worker.final_stats()["lost_leases"] for worker in workers) == 0
+
+
+# Locks
+
+PATIENCE_S = 6.0  # longer than any single try at the start
+
+
+@pytest.mark.parametrize("table", ["ready", "worker"])
+def test_a_worker_that_starts_while_a_table_is_altered_waits_and_says_for_what(
+    site: Site, table: str
+) -> None:
+    with psycopg.connect(site.dsn) as altering:
+        altering.execute(f"alter table jobq.{table} add column probe integer".encode())
+        worker = site.start(wait=False)
+        said = worker.process.wait_for_output("cannot start yet")
+        locked_at = time.monotonic()
+        assert f"table {table} is locked by server process {altering.info.backend_pid} for" in said
+        [job_id] = site.enqueue("wait") if table == "worker" else [0]
+        eventually(lambda: time.monotonic() > locked_at + PATIENCE_S, what="several tries are over")
+        assert worker.process.running
+        waiting = "select count(*) from pg_locks where not granted and relation = %s::regclass"
+        assert site.sql(waiting, f"jobq.{table}")[0][0] <= 1, (
+            "what was given up does not pile up in the server"
+        )
+        altering.rollback()
+    worker.process.wait_for_output("works on")
+    [later] = site.enqueue("wait")
+    for one in filter(None, (job_id, later)):
+        assert site.await_state(one, "completed") == ("completed", 1, 0, 0)
+    assert worker.output.count("cannot start yet") == 1, "once is enough"
+    assert "the worker's start goes on after" in worker.output
+    assert "CRITICAL" not in worker.output
+    worker.stop()
+
+
+@pytest.mark.parametrize("table", ["ready", "worker"])
+def test_a_worker_that_waits_to_start_can_be_stopped(site: Site, table: str) -> None:
+    with psycopg.connect(site.dsn) as altering:
+        altering.execute(f"lock table jobq.{table} in access exclusive mode".encode())
+        worker = site.start(wait=False)
+        worker.process.wait_for_output("cannot start yet")
+        asked_at = time.monotonic()
+        worker.process.terminate()
+        assert worker.process.wait(10.0) == 0, worker.output
+        assert time.monotonic() - asked_at < STOP_MARGIN_S
+    assert "Traceback" not in worker.output
 
 
 # Silence

@@ -31,6 +31,7 @@ from jobq._outcomes import release
 from jobq._postgres import TIME_LIMIT_S, SyncSession, reconnect_delay
 from jobq._worker.exit_codes import EXIT_BLOCKED
 from jobq._worker.signals import end_process
+from jobq._worker.starting import LOCK_WAIT_S
 
 if TYPE_CHECKING:
     import asyncio
@@ -154,7 +155,10 @@ class Lease:
         """
         self._watch = watch
         try:
-            self._register(self._open())
+            session = self._open()
+            self._limit(session, min(LOCK_WAIT_S, self._statement_limit_s))
+            self._register(session)
+            self._limit(session, self._statement_limit_s)
         except BaseException:
             self._close()
             raise
@@ -297,10 +301,17 @@ class Lease:
                 plan_settings=True,
                 time_limit_s=self._answer_limit_s,
             )
-            if not self._session.pooled:
-                # The server ends a renewal that waits for a lock before we do: the connection lives.
-                self._session.run(_limit_statements(self._answer_limit_s * 0.8))
+            self._limit(self._session, self._statement_limit_s)
         return self._session
+
+    @property
+    def _statement_limit_s(self) -> float:
+        """So that the server ends a renewal that waits for a lock before we do: the connection lives."""
+        return self._answer_limit_s * 0.8
+
+    def _limit(self, session: SyncSession, seconds: float) -> None:
+        if not session.pooled:
+            session.run(_limit_statements(seconds))
 
     def _close(self) -> None:
         session, self._session = self._session, None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jobq import __version__
 from jobq._claim import restamp
 from jobq._duties import Registration
+from jobq._locks import limit_lock_waits, lock_holders
 from jobq._periodic_operate import declare, prepare_schedule
 from jobq._worker.cleaner import Cleaner, Trimmer
 from jobq._worker.completer import Completer
@@ -28,6 +29,7 @@ from jobq._worker.link import Link
 from jobq._worker.listener import Listener
 from jobq._worker.report import WorkerReport, WorkerStats
 from jobq._worker.scheduler import Scheduler
+from jobq._worker.starting import LOCK_WAIT_S, Patience
 from jobq._worker.stats import Counters
 
 if TYPE_CHECKING:
@@ -129,20 +131,26 @@ class Parts:
         """The tasks that must not end by themselves."""
         return [*self._claiming, *self._serving]
 
-    async def start(self) -> None:
-        """Take a lease and set everything going."""
+    async def start(self, stop: asyncio.Event) -> None:
+        """Take a lease and set everything going, as soon as the database lets it.
+
+        Raises:
+            StartAbandonedError: ``stop`` was set meanwhile.
+            Error: the database refuses.
+        """
         loop = asyncio.get_running_loop()
         watch = LoopWatch(
             loop, threading.get_ident(), lambda: self.executor.last_tick, self.executor.blocking_job
         )
-        await asyncio.to_thread(self.lease.start, watch)
+        patience = Patience(stop, lambda: self._duties.run(lock_holders(self._schema)))
         try:
-            await self._restamp()
-            await self._declare()
+            await patience.through(lambda: self._take_lease(watch), can_be_cancelled=False)
+            await patience.through(self._prepare)
         except BaseException:
             self.executor.close()
             await asyncio.to_thread(self.lease.stop)
             await self._claims.close()
+            await self._duties.close()
             raise
         self._serving = [_task(self.completer.run()), _task(self.executor.tick()), _task(self._notices.run())]
         self._claiming = [
@@ -150,6 +158,19 @@ class Parts:
         ]
         if self.config.leads:
             self._claiming.append(_task(self._leader.run()))
+
+    async def _take_lease(self, watch: LoopWatch) -> None:
+        await asyncio.to_thread(self.lease.start, watch)
+
+    async def _prepare(self) -> None:
+        """Do what comes before the first claim; all of it may be done again."""
+        await self._claims.open()
+        if not self._claims.pooled:
+            await self._claims.run(limit_lock_waits(LOCK_WAIT_S))
+        await self._restamp()
+        await self._declare()
+        if not self._claims.pooled:
+            await self._claims.run(limit_lock_waits(0))
 
     async def _restamp(self) -> None:
         for line in self.lines:

@@ -16,6 +16,7 @@ from jobq._worker.exit_codes import FAST_EXIT_BASE
 from jobq._worker.parts import CANCEL_S, Parts
 from jobq._worker.report import WorkerReport, WorkerStats
 from jobq._worker.signals import SecondSignal, SignalCount, end_process
+from jobq._worker.starting import StartAbandonedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +129,10 @@ class Worker:
             self.on_register(worker_id)
 
     async def _run(self, parts: Parts) -> WorkerReport:
-        await parts.start()
+        try:
+            await parts.start(self._stop)
+        except StartAbandonedError:
+            return WorkerReport(0, 0, (), 0, clogged=False)
         logger.info("worker %s works on %s", parts.name, dict(self._config.queues))
         try:
             await self._until_stop(parts)
