@@ -25,7 +25,7 @@ DECLARING = {
     "Unique",
     "PeriodicOptions",
 }
-WORKING = {"Worker", "WorkerConfig", "WorkerReport", "WorkerStats"}
+WORKING = {"Worker", "WorkerConfig", "WorkerReport", "WorkerStats", "WorkerHealth", "Latency"}
 OPERATING = {
     "BulkConflict",
     "BulkCount",

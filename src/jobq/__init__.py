@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from jobq._stats import QueueStats, WorkerInfo
     from jobq._types import AttemptError, Enqueued, Job, JobInfo, JobState
     from jobq._unique import Unique
-    from jobq._worker import Worker, WorkerConfig, WorkerReport, WorkerStats
+    from jobq._worker import Latency, Worker, WorkerConfig, WorkerHealth, WorkerReport, WorkerStats
 
 __version__ = "0.1.0"
 
@@ -110,6 +110,7 @@ __all__ = [
     "JobType",
     "JobTypeOptions",
     "Jobs",
+    "Latency",
     "MiddlewareError",
     "NewJob",
     "OperatorAction",
@@ -138,6 +139,7 @@ __all__ = [
     "UniqueConflict",
     "Worker",
     "WorkerConfig",
+    "WorkerHealth",
     "WorkerInfo",
     "WorkerObserver",
     "WorkerReport",
@@ -165,7 +167,7 @@ _HOMES = {
     "_stats": ("QueueStats", "WorkerInfo"),
     "_types": ("AttemptError", "Enqueued", "Job", "JobInfo", "JobState"),
     "_unique": ("Unique",),
-    "_worker": ("Worker", "WorkerConfig", "WorkerReport", "WorkerStats"),
+    "_worker": ("Latency", "Worker", "WorkerConfig", "WorkerHealth", "WorkerReport", "WorkerStats"),
     "_middleware": ("CallNext", "EnqueueMiddleware", "RunMiddleware", "Settled", "WorkerObserver"),
     "_logging": ("JobContextFilter", "current_job"),
 }

@@ -9,6 +9,7 @@ print its statistics.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import os
@@ -181,8 +182,7 @@ def _config(values: dict[str, Any]) -> jobq.WorkerConfig:
 
 
 def _print(title: str, value: Any) -> None:
-    fields = {name: getattr(value, name) for name in value.__slots__}
-    print(title, json.dumps(fields), flush=True)  # noqa: T201
+    print(title, json.dumps(dataclasses.asdict(value)), flush=True)  # noqa: T201
 
 
 # -- in the test -----------------------------------------------------------------------------------

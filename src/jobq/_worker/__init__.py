@@ -9,7 +9,7 @@ worker does for the fleet: promotion of due jobs, and rescue.
 from __future__ import annotations
 
 from jobq._worker.config import WorkerConfig
-from jobq._worker.report import WorkerReport, WorkerStats
+from jobq._worker.report import Latency, WorkerHealth, WorkerReport, WorkerStats
 from jobq._worker.worker import Worker
 
-__all__ = ["Worker", "WorkerConfig", "WorkerReport", "WorkerStats"]
+__all__ = ["Latency", "Worker", "WorkerConfig", "WorkerHealth", "WorkerReport", "WorkerStats"]

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from jobq._driver_errors import is_about_data
 from jobq._errors import DatabaseUnavailable, Error
 from jobq._outcomes import Failure, Settlement, complete, find_finished, settle
+from jobq._worker.observers import Observers
 from jobq._worker.outcome import Completion, Outcome
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ class Completer:
         self._on_recorded = on_recorded
         self._on_discarded = on_discarded
         self._notify = notify
+        self.observers = Observers(())
         self._waiting: defaultdict[int, list[Outcome]] = defaultdict(list)  # by worker id
         self._count = 0
         self._unsent = asyncio.Event()
@@ -146,6 +149,7 @@ class Completer:
         """Record one batch, however long the database is away; then account for each item."""
         again = False
         while True:
+            started = time.monotonic()
             try:
                 had = await statement(worker_id, batch, again=again)
                 break
@@ -162,9 +166,10 @@ class Completer:
                 for item in batch:
                     await self._record(worker_id, [item], statement)
                 return
-        await self._account(worker_id, batch, had)
+        await self._account(worker_id, batch, had, time.monotonic() - started)
 
-    async def _account(self, worker_id: int, batch: Sequence[Outcome], had: set[int]) -> None:
+    async def _account(self, worker_id: int, batch: Sequence[Outcome], had: set[int], took_s: float) -> None:
+        self._counters.completion.add(took_s)
         self._counters.note_database_back()
         self._count -= len(batch)
         self._on_recorded(worker_id, batch)
@@ -179,6 +184,8 @@ class Completer:
             )
         recorded = batch if not lost else [o for o in batch if o.job_id in had]
         self._counters.count(recorded)
+        if self.observers and recorded:
+            self.observers.settled(recorded, took_s)
         discarded = [o for o in recorded if isinstance(o, Settlement) and o.to == "discarded"]
         if discarded:
             self._on_discarded(discarded)
@@ -226,6 +233,7 @@ class Completer:
             failure=failure,
         )
         while True:
+            started = time.monotonic()
             try:
                 had = await self._link.run(
                     settle(self._schema, worker_id, self._worker_name, [plain], notify=False)
@@ -244,4 +252,4 @@ class Completer:
                 self._count -= 1
                 self._on_recorded(worker_id, [plain])
                 return
-        await self._account(worker_id, [plain], had)
+        await self._account(worker_id, [plain], had, time.monotonic() - started)

@@ -299,13 +299,16 @@ class Executor:
 
     async def tick(self) -> None:
         """Watch time limits, leases and handlers that do not stop, until cancelled."""
+        due = time.monotonic()
         while True:
             self.last_tick = time.monotonic()
+            self._counters.loop.add(max(0.0, self.last_tick - due))
             for execution in list(self.running):
                 self._check(execution, self.last_tick)
             for line in self._lines:
                 if line.holds_too_long(self.last_tick):
                     self._give_back_held(line)
+            due = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
 
     def _check(self, execution: Execution, now: float) -> None:

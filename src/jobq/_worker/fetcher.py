@@ -15,6 +15,7 @@ from jobq._claim import claim, refresh
 from jobq._errors import DatabaseUnavailable, Error
 from jobq._worker.decide import hand_back, refuse
 from jobq._worker.execution import Execution
+from jobq._worker.observers import Observers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +63,7 @@ class Fetcher:
         self._completer = completer
         self._listener = listener
         self._counters = counters
+        self.observers = Observers(())
         self.is_stopping = False
         self._wake = asyncio.Event()
         self.rescans = True  # off only where a test proves that the marks need no backstop
@@ -122,9 +124,9 @@ class Fetcher:
         if now < line.next_poll_at:
             return line.next_poll_at - now
         claimed = await self._claim(line, identity, wanted)
-        now = time.monotonic()
+        took_s, now = time.monotonic() - now, time.monotonic()
         line.note_claim(wanted, len(claimed), now)
-        await self._take(line, identity, claimed, now)
+        await self._take(line, identity, claimed, now, took_s)
         await self._move_marks(line)
         if claimed:
             self._disarm(line)
@@ -141,6 +143,7 @@ class Fetcher:
         if line.marks_generation != self._link.generation:
             line.marks.forget()
             line.marks_generation = self._link.generation
+        started = time.monotonic()
         below, one_above = self._executor.suspects.admission(has_slot=line.has_slot)
         try:
             claimed = await self._link.run(
@@ -157,6 +160,7 @@ class Fetcher:
         except (DatabaseUnavailable, asyncio.CancelledError):
             self._lease.take_new_identity()
             raise
+        self._counters.fetch.add(time.monotonic() - started)
         self._counters.note_database_back()
         self._counters.claimed += len(claimed)
         return claimed
@@ -177,9 +181,12 @@ class Fetcher:
             cost_s = time.monotonic() - now
             line.rescan_at = now + max(_RESCAN_S, cost_s * _RESCAN_COST_FACTOR)
 
-    async def _take(self, line: Line, identity: Identity, claimed: Sequence[Claimed], now: float) -> None:
+    async def _take(
+        self, line: Line, identity: Identity, claimed: Sequence[Claimed], now: float, took_s: float
+    ) -> None:
         """Hand claimed jobs to the line, but those that must not run here."""
         suspects: list[Execution] = []
+        plain: list[Execution] = []
         paused = self._executor.paused_kinds
         for row in claimed:
             identity.known.add((row.job_id, row.attempt))
@@ -191,10 +198,10 @@ class Fetcher:
                 self._completer.add(identity.id, refused or hand_back(row.job_id, row.attempt))
                 continue
             execution = Execution(row, identity, line, handler, now)
-            if row.crashes:
-                suspects.append(execution)
-            else:
-                line.held.append(execution)
+            (suspects if row.crashes else plain).append(execution)
+        if self.observers and (suspects or plain):
+            self.observers.claimed(line.queue, [one.job for one in (*plain, *suspects)], took_s)
+        line.held.extend(plain)
         self._executor.fill(line)
         if suspects:
             await self._take_suspects(line, suspects)

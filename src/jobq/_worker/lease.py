@@ -143,6 +143,11 @@ class Lease:
         newest = self.identities[-1]
         return newest if not newest.ended and self.is_safe(newest) else None
 
+    @property
+    def is_renewing(self) -> bool:
+        """Whether the last renewal came through."""
+        return not self._failures
+
     def is_safe(self, identity: Identity) -> bool:
         """Whether nobody else may start this identity's jobs for a while yet."""
         return not identity.ended and time.monotonic() < identity.valid_until - self._margin_s

@@ -17,6 +17,7 @@ from jobq._locks import limit_lock_waits, lock_holders
 from jobq._periodic_operate import declare, prepare_schedule
 from jobq._worker.cleaner import Cleaner, Trimmer
 from jobq._worker.completer import Completer
+from jobq._worker.control import Control
 from jobq._worker.discards import DiscardNotices
 from jobq._worker.duties import Promoter, Rescuer
 from jobq._worker.execution import StopReason
@@ -27,7 +28,8 @@ from jobq._worker.lease import Identity, Lease, LoopWatch
 from jobq._worker.lines import Line
 from jobq._worker.link import Link
 from jobq._worker.listener import Listener
-from jobq._worker.report import WorkerReport, WorkerStats
+from jobq._worker.observers import Observers
+from jobq._worker.report import WorkerHealth, WorkerReport, WorkerStats
 from jobq._worker.scheduler import Scheduler
 from jobq._worker.starting import LOCK_WAIT_S, Patience
 from jobq._worker.stats import Counters
@@ -50,6 +52,7 @@ logger = logging.getLogger("jobq.worker")
 _LAST_WORDS_S: Final = 1.5  # for recording outcomes at the very end, whatever the database does
 _LAST_NOTICES_S: Final = 0.2  # for callbacks to hear of the last discards
 _CLAIM_ANSWER_S: Final = 0.5  # for a claim that is under way, before the link itself gives it up
+_ALIVE_HEARTBEATS: Final = 2.0  # a loop that stands still for so many is not alive
 CANCEL_S: Final = 1.5  # for cancelled handlers to end, side by side with the claim
 
 
@@ -87,6 +90,8 @@ class Parts:
         )
         self.lease = Lease(conninfo, schema, registration, config, on_register, self._lease_ended)
         self.executor = Executor(config, self.lease, self.lines, self.counters, self._outcome, self._room)
+        around = {kind: jobs.middleware_of(kind) for kind in jobs.kinds}
+        self.executor.middleware = {kind: middleware for kind, middleware in around.items() if middleware}
         self.completer = Completer(
             self._outcomes,
             schema,
@@ -97,7 +102,8 @@ class Parts:
             self._discarded,
             notify=notify,
         )
-        self.listener = Listener(listening, self._duties, schema, self._news)
+        self._control = Control(self._duties, schema, self.lines, self.executor, self._news)
+        self.listener = Listener(listening, self._duties, schema, self._news, self._control.note_alert)
         self.fetcher = Fetcher(
             self._claims,
             schema,
@@ -120,11 +126,13 @@ class Parts:
             Trimmer(leading, schema),
         ]
         self._leader = Leader(self._duties, leading, schema, config, self.lease, self.name, duties)
+        self.fetcher.observers = self.completer.observers = Observers(jobs.observers)
         self._notices = DiscardNotices(self._duties, schema, jobs)
         self._links = (self._claims, self._outcomes, self._duties, leading, listening)
         self._claiming: list[asyncio.Task[None]] = []
         self._serving: list[asyncio.Task[None]] = []
         self.is_clogged = False
+        self._is_started = False
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -153,9 +161,11 @@ class Parts:
             await self._duties.close()
             raise
         self._serving = [_task(self.completer.run()), _task(self.executor.tick()), _task(self._notices.run())]
+        self._serving.append(_task(self._control.run()))
         self._claiming = [
             _task(part.run()) for part in (self.fetcher, self.listener, self._promoter, self._rescuer)
         ]
+        self._is_started = True
         if self.config.leads:
             self._claiming.append(_task(self._leader.run()))
 
@@ -171,6 +181,7 @@ class Parts:
         await self._declare()
         if not self._claims.pooled:
             await self._claims.run(limit_lock_waits(0))
+        await self._control.run_once()  # what is paused is not started by a worker that comes new
 
     async def _restamp(self) -> None:
         for line in self.lines:
@@ -234,30 +245,57 @@ class Parts:
             await asyncio.to_thread(self.lease.stop)
         await asyncio.gather(*(link.close() for link in self._links), return_exceptions=True)
         return WorkerReport(
-            self.counters.completed, self.counters.settled["ready"], left, unrecorded, self.is_clogged
+            self.counters.completed, self.counters.outcomes["handed back"], left, unrecorded, self.is_clogged
         )
 
     def stats(self) -> WorkerStats:
         """Return what the parts are doing and have done."""
         counters = self.counters
+        outcomes = counters.outcomes
         return WorkerStats(
-            running=len(self.executor.running),
-            held=sum(len(line.held) for line in self.lines),
+            slots=sum(line.slots for line in self.lines),
+            busy=sum(line.running for line in self.lines),
+            prefetched=sum(len(line.held) for line in self.lines),
             stuck=sum(line.stuck for line in self.lines),
             claimed=counters.claimed,
-            completed=counters.completed,
-            settled=dict(counters.settled),
+            completed=outcomes["completed"],
+            retried=outcomes["retried"],
+            snoozed=outcomes["snoozed"],
+            discarded=outcomes["discarded"],
+            cancelled=outcomes["cancelled"],
+            parked=outcomes["parked"],
+            handed_back=outcomes["handed back"],
             lost_leases=counters.lost_leases,
+            uncertain=counters.uncertain,
+            unrecorded=self.completer.pending,
             promoted=counters.promoted,
             rescued=counters.rescued,
             removed=counters.removed,
-            unrecorded=self.completer.pending,
-            uncertain=counters.uncertain,
             renewals=self.lease.renewals,
+            fetch=counters.fetch.latency(),
+            completion=counters.completion.latency(),
+            loop_lag=counters.loop.latency(),
             listening=self.listener.hears,
             is_leader=self._leader.term is not None,
             term=self._leader.term.number if self._leader.term else None,
         )
+
+    def health(self) -> WorkerHealth:
+        """Return whether the loop lives and jobs are claimed. From any thread."""
+        if not self._is_started:
+            return WorkerHealth(alive=True, ready=False, problems=("it is starting",))
+        problems: list[str] = []
+        blocked_s = time.monotonic() - self.executor.last_tick
+        alive = blocked_s < _ALIVE_HEARTBEATS * self.config.heartbeat.total_seconds()
+        if not alive:
+            problems.append(f"its event loop has been blocked for {blocked_s:.0f} s")
+        if self.lease.current is None:
+            problems.append("its lease is not fresh")
+        if self.counters.is_database_away or not self.lease.is_renewing:
+            problems.append("the database is away")
+        if self.is_clogged or self.executor.is_clogged:
+            problems.append("handlers that do not stop hold its slots")
+        return WorkerHealth(alive, ready=not problems, problems=tuple(problems))
 
     # What the parts tell each other
 

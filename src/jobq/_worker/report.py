@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,36 +26,83 @@ class WorkerReport:
     clogged: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStats:
-    """What a worker is doing and has done.
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long the newest steps of one kind took, 1,000 at the most.
 
     Attributes:
-        running, held, stuck: jobs in this process: being run, waiting for a slot, and left behind.
-        claimed, completed, lost_leases, promoted, rescued: totals.
-        removed: finished jobs that this worker, as the leader, removed since they had reached their age.
-        settled: totals of other outcomes, by where the job went and why.
-        unrecorded: outcomes that wait to be recorded.
+        count: how many they are; 0 while there was none.
+        p50_s, p99_s, max_s: seconds that half of them, 99 of 100, and all of them took at the most.
+    """
+
+    count: int = 0
+    p50_s: float = 0.0
+    p99_s: float = 0.0
+    max_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStats:
+    """What a worker is doing, and has done since its start.
+
+    Attributes:
+        slots: how many jobs may run at once, over all queues.
+        busy, prefetched, stuck: jobs in this process: being run, claimed and waiting for a slot, and
+            left behind by handlers that did not stop.
+        claimed: jobs taken from the queues.
+        completed, retried, snoozed, discarded, cancelled: attempts, by what was recorded of them.
+        parked: jobs put off unstarted: of an unknown or a paused kind.
+        handed_back: jobs given back, no retry used.
+        lost_leases: outcomes that were dropped, since the job had been taken back meanwhile.
         uncertain: outcomes sent twice because a reply was lost, of which nobody can say more.
+        unrecorded: outcomes that wait to be recorded.
+        promoted, rescued: due jobs that it made ready, and jobs that it took back from dead workers.
+        removed: finished jobs that this worker, as the leader, removed since they had reached their age.
         renewals: heartbeats so far.
-        listening: whether notifications arrive.
+        fetch, completion: how long claims took, and the recording of batches of outcomes.
+        loop_lag: how late the event loop was: what blocks it delays everything in it.
+        listening: whether notifications arrive; without them jobs are found by polling.
         is_leader: whether this worker does the fleet's duties now; ``term`` says since which election,
             ``None`` when it does not.
     """
 
-    running: int = 0
-    held: int = 0
+    slots: int = 0
+    busy: int = 0
+    prefetched: int = 0
     stuck: int = 0
     claimed: int = 0
     completed: int = 0
-    settled: dict[str, int] = field(default_factory=dict[str, int])
+    retried: int = 0
+    snoozed: int = 0
+    discarded: int = 0
+    cancelled: int = 0
+    parked: int = 0
+    handed_back: int = 0
     lost_leases: int = 0
+    uncertain: int = 0
+    unrecorded: int = 0
     promoted: int = 0
     rescued: int = 0
     removed: int = 0
-    unrecorded: int = 0
-    uncertain: int = 0
     renewals: int = 0
+    fetch: Latency = Latency()
+    completion: Latency = Latency()
+    loop_lag: Latency = Latency()
     listening: bool = False
     is_leader: bool = False
     term: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """Whether a worker lives, and whether it takes jobs.
+
+    Attributes:
+        alive: its event loop runs, or has not begun or has ended in order. The database plays no part.
+        ready: it claims jobs: its lease is fresh, the database answers, and it does not stop.
+        problems: why it is not alive or not ready, for people; empty when it is both.
+    """
+
+    alive: bool
+    ready: bool
+    problems: tuple[str, ...] = ()

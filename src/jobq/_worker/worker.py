@@ -14,7 +14,7 @@ from jobq._worker.config import WorkerConfig
 from jobq._worker.execution import StopReason
 from jobq._worker.exit_codes import FAST_EXIT_BASE
 from jobq._worker.parts import CANCEL_S, Parts
-from jobq._worker.report import WorkerReport, WorkerStats
+from jobq._worker.report import WorkerHealth, WorkerReport, WorkerStats
 from jobq._worker.signals import SecondSignal, SignalCount, end_process
 from jobq._worker.starting import StartAbandonedError
 
@@ -118,6 +118,16 @@ class Worker:
     def stats(self) -> WorkerStats:
         """Return what the worker is doing and has done."""
         return WorkerStats() if self._parts is None else self._parts.stats()
+
+    def health(self) -> WorkerHealth:
+        """Return whether the worker lives, and whether it takes jobs. From any thread, at no cost."""
+        parts = self._parts
+        if parts is None or not self._is_running:
+            return WorkerHealth(alive=True, ready=False, problems=("it is not running",))
+        health = parts.health()
+        if self._stop.is_set():
+            return WorkerHealth(health.alive, ready=False, problems=(*health.problems, "it stops"))
+        return health
 
     def _request_stop(self) -> None:
         if self._stop_asked_at is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import secrets
 import socket
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from jobq._claim import Claimed, claim
 from jobq._duties import Registration, end, promote, register
+from jobq._logging import set_current_job
 from jobq._marks import LaneMarks
+from jobq._middleware import through
 from jobq._operation import Call, Operation, in_schema
 from jobq._outcomes import Settlement, complete, settle
 from jobq._types import Job
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
     from jobq._client import AsyncClient, Client
     from jobq._jobs import Handler, Jobs
+    from jobq._middleware import RunMiddleware
     from jobq.testing.clock import Clock
 
 DEFAULT_LIMIT: Final = 1000  # runs of one drain, so that jobs that enqueue each other come to an end
@@ -71,6 +75,11 @@ class _Run(NamedTuple):
     handler: Handler[Any, Any]
     job: Job
     args: object
+    middleware: Sequence[RunMiddleware]
+
+    @property
+    def needs_loop(self) -> bool:
+        return self.handler.mode == "async" or bool(self.middleware)
 
 
 class _Ended(NamedTuple):
@@ -138,27 +147,36 @@ def drain_sync(
         except StopIteration as done:
             return cast("DrainReport", done.value)
         if isinstance(step, _Run):
-            answer = asyncio.run(_perform(step)) if step.handler.mode == "async" else _call(step)
+            answer = asyncio.run(_perform(step)) if step.needs_loop else _call(step)
         else:
             answer = client._run(step)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
 async def _perform(step: _Run) -> _Ended:
-    if step.handler.mode != "async":
+    if not step.needs_loop:
         return _call(step)
-    limit = asyncio.timeout(step.job.timeout_s)
+    limit = asyncio.timeout(step.job.timeout_s if step.handler.mode == "async" else None)
+    set_current_job(step.job)
     try:
         async with limit:
-            return _Ended(await step.handler.fn(step.job, step.args))
+            return _Ended(await through(step.middleware, step.job, step.args, lambda: _handle(step)))
     except TimeoutError as error:
         return _Ended(error=error, overran=limit.expired())
     except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
         return _Ended(error=error)
 
 
+async def _handle(step: _Run) -> object:
+    """Be what the middleware stands around."""
+    result = step.handler.fn(step.job, step.args)
+    return await result if step.handler.mode == "async" else result
+
+
 def _call(step: _Run) -> _Ended:
+    context = contextvars.copy_context()
+    context.run(set_current_job, step.job)
     try:
-        return _Ended(step.handler.fn(step.job, step.args))
+        return _Ended(context.run(step.handler.fn, step.job, step.args))
     except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
         return _Ended(error=error)
 
@@ -208,7 +226,7 @@ def _run_one(
         yield settle(schema, worker_id, name, [refused], notify=False)
         return
     job = job_of(row, worker_id)
-    outcome, text = yield from _outcome_of(handler, job, row, report)
+    outcome, text = yield from _outcome_of(handler, jobs.middleware_of(job.kind), job, row, report)
     if outcome is None:
         report.completed.append(job.id)
         yield complete(schema, worker_id, [(job.id, job.attempt)], {} if text is None else {job.id: text})
@@ -218,12 +236,16 @@ def _run_one(
 
 
 def _outcome_of(
-    handler: Handler[Any, Any], job: Job, row: Claimed, report: DrainReport
+    handler: Handler[Any, Any],
+    middleware: Sequence[RunMiddleware],
+    job: Job,
+    row: Claimed,
+    report: DrainReport,
 ) -> Generator[_Run, _Ended, tuple[Settlement | None, str | None]]:
     """Run a handler; return what it becomes if it did not complete, and its result's JSON if it did."""
     try:
         args = handler.decode(row.args or "null")
-        ended = yield _Run(handler, job, args)
+        ended = yield _Run(handler, job, args, middleware)
         if ended.overran:
             return on_timeout(job, handler.backoff), None
         _raise_error_of(ended)
