@@ -49,6 +49,7 @@ def bare_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
     ours = Path(sysconfig.get_path("purelib"))
     for name in (
+        "cronsim",
         "psycopg",
         "psycopg_binary",
         "psycopg_binary.libs",
@@ -92,7 +93,8 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     core = [
         line for line in metadata.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line
     ]
-    assert sorted(line.split()[1].split(">")[0] for line in core) == ["msgspec", "psycopg", "psycopg-pool"]
+    names = sorted(line.split()[1].split(">")[0] for line in core)
+    assert names == ["cronsim", "msgspec", "psycopg", "psycopg-pool"]
 
 
 def test_the_installed_package_imports_without_any_extra(bare_python: Path) -> None:

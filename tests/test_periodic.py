@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -11,6 +12,7 @@ import pytest
 
 import jobq
 import jobq._worker.scheduler as scheduler_module
+from jobq._client_periodic import AsyncPeriodic, Periodic
 from jobq._duties import Registration, end, register
 from jobq._leader import Deposed, Term, elect, resign
 from jobq._options import DEFAULTS
@@ -875,6 +877,17 @@ def test_schedules_are_included_and_none_is_there_twice() -> None:
     with pytest.raises(jobq.ConfigError, match="schedule 'a' is declared already"):
         jobs.include(twin)
     assert jobs.kinds == (), "then nothing is taken over"
+
+
+def test_both_clients_have_the_same_verbs_signatures_and_docstrings() -> None:
+    verbs = {name for name in vars(AsyncPeriodic) if not name.startswith("_")}
+    assert verbs == {"list", "add", "remove", "pause", "resume", "trigger"}
+    assert verbs == {name for name in vars(Periodic) if not name.startswith("_")}
+    for name in verbs:
+        one, two = getattr(AsyncPeriodic, name), getattr(Periodic, name)
+        assert inspect.signature(one) == inspect.signature(two), name
+        assert one.__doc__ == two.__doc__, name
+        assert one.__doc__, name
 
 
 # -- whole workers -----------------------------------------------------------------------------------
