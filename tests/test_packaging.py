@@ -93,8 +93,8 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     core = [
         line for line in metadata.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line
     ]
-    names = sorted(line.split()[1].split(">")[0] for line in core)
-    assert names == ["cronsim", "msgspec", "psycopg", "psycopg-pool"]
+    required = sorted(line.split()[1].split(">")[0] for line in core)
+    assert required == ["cronsim", "msgspec", "psycopg", "psycopg-pool"]
 
 
 def test_the_installed_package_imports_without_any_extra(bare_python: Path) -> None:
