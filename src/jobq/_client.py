@@ -1,13 +1,15 @@
 """The two clients: the same verbs, awaited or not.
 
 Each verb checks its values, and runs an operation that is written once (`_enqueue`, `_operate`,
-`_schema`). What differs between the two classes is who waits: a pool, a connection, an executor.
+`_schema`). What differs between the two classes is who waits: a pool, a connection, an executor. The
+verbs of operators stand in `_client_operate`.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 
 import psycopg
@@ -17,11 +19,11 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from jobq import _migrate
 from jobq._adapters import async_executor, sync_executor
 from jobq._client_base import ClientBase, documented_by
+from jobq._client_operate import AsyncOperating, Operating
 from jobq._client_periodic import AsyncPeriodic, Periodic
 from jobq._client_queues import AsyncQueues, Queues
 from jobq._driver_errors import DRIVER_ERRORS, map_error
-from jobq._operate import cancel_job, get_job, job_errors, retry_job
-from jobq._operation import atomic, run, run_async
+from jobq._operation import run, run_async
 from jobq._pools import (
     AsyncPool,
     OwnAsyncPool,
@@ -32,8 +34,6 @@ from jobq._pools import (
     take_async,
 )
 from jobq._postgres import (
-    AsyncCursor,
-    SyncCursor,
     async_cursor,
     connection_string,
     execute,
@@ -42,6 +42,7 @@ from jobq._postgres import (
     sync_cursor,
 )
 from jobq._schema import check_schema
+from jobq._stats import queue_stats, workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,15 +52,17 @@ if TYPE_CHECKING:
     from jobq._jobtype import JobType, NewJob
     from jobq._operation import Operation
     from jobq._options import JobOptions
-    from jobq._types import AttemptError, Enqueued, JobInfo
+    from jobq._stats import QueueStats, WorkerInfo
+    from jobq._types import Enqueued
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 _OPEN_TIMEOUT_S: Final = 30.0
+_ENDED_WITHIN: Final = timedelta(hours=1)
 
 
-class AsyncClient(ClientBase[AsyncPool, AsyncCursor]):
+class AsyncClient(AsyncOperating):
     """Makes jobs and looks after them, for asyncio. ``async with`` opens and closes it."""
 
     __doc__ = f"{__doc__}\n{ClientBase.__doc__}"
@@ -266,47 +269,23 @@ class AsyncClient(ClientBase[AsyncPool, AsyncCursor]):
             return await self._run(operation)
         return await run_async(operation, async_executor(tx))
 
-    async def get(self, job_id: int) -> JobInfo:
-        """Return a job as it stands now.
+    async def queue_stats(self) -> list[QueueStats]:
+        """Return the numbers of every queue that has jobs, live workers or a pause, by name."""
+        return await self._run(queue_stats(self.schema))
 
-        Raises:
-            JobNotFound: there is none with that id.
-        """
-        return await self._run(get_job(self.schema, job_id))
-
-    async def errors(self, job_id: int) -> list[AttemptError]:
-        """Return how a job's attempts failed, the oldest first; older ones than are kept are counted.
-
-        Raises:
-            JobNotFound: there is none with that id.
-        """
-        return await self._run(job_errors(self.schema, job_id))
-
-    async def cancel(self, job_id: int, *, reason: str = "") -> None:
-        """End a job that waits: it becomes ``cancelled``.
+    async def workers(self, *, ended_within: timedelta = _ENDED_WITHIN) -> list[WorkerInfo]:
+        """Return the live workers, the newest first, and then those that ended a short while ago.
 
         Args:
-            job_id: its id.
-            reason: kept with the job, at most 1,000 characters.
+            ended_within: how long ago they may have ended.
 
         Raises:
-            JobNotFound: there is none with that id.
-            JobConflict: it runs, or has ended.
-            ConfigError: the reason cannot be kept.
+            ConfigError: ``ended_within`` is no length of time.
         """
-        await self._run(cancel_job(self.schema, job_id, reason))
-
-    async def retry(self, job_id: int) -> None:
-        """Make a finished job ready again: its attempts go on counting, its failures start from 0.
-
-        Raises:
-            JobNotFound: there is none with that id.
-            JobConflict: it has not ended, or another live job holds its unique key.
-        """
-        await self._run(atomic(retry_job(self.schema, job_id, notify=self.notify)))
+        return await self._run(workers(self.schema, ended_within))
 
 
-class Client(ClientBase[SyncPool, SyncCursor]):
+class Client(Operating):
     """Makes jobs and looks after them, for sync code. ``with`` opens and closes it. Threads may share it."""
 
     __doc__ = f"{__doc__}\n{ClientBase.__doc__}"
@@ -454,18 +433,10 @@ class Client(ClientBase[SyncPool, SyncCursor]):
             return self._run(operation)
         return run(operation, sync_executor(tx))
 
-    @documented_by(AsyncClient.get)
-    def get(self, job_id: int) -> JobInfo:
-        return self._run(get_job(self.schema, job_id))
+    @documented_by(AsyncClient.queue_stats)
+    def queue_stats(self) -> list[QueueStats]:
+        return self._run(queue_stats(self.schema))
 
-    @documented_by(AsyncClient.errors)
-    def errors(self, job_id: int) -> list[AttemptError]:
-        return self._run(job_errors(self.schema, job_id))
-
-    @documented_by(AsyncClient.cancel)
-    def cancel(self, job_id: int, *, reason: str = "") -> None:
-        self._run(cancel_job(self.schema, job_id, reason))
-
-    @documented_by(AsyncClient.retry)
-    def retry(self, job_id: int) -> None:
-        self._run(atomic(retry_job(self.schema, job_id, notify=self.notify)))
+    @documented_by(AsyncClient.workers)
+    def workers(self, *, ended_within: timedelta = _ENDED_WITHIN) -> list[WorkerInfo]:
+        return self._run(workers(self.schema, ended_within))

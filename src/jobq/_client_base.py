@@ -6,27 +6,31 @@ Nothing here waits for anything, so it stands once for both colours.
 from __future__ import annotations
 
 import functools
+import json
 import os
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar, Unpack, cast
 
 import psycopg.conninfo
 
+from jobq._backpressure import Backpressure
 from jobq._enqueue import JobRow, enqueue_many, enqueue_one
-from jobq._errors import ClientClosed, ConfigError
+from jobq._errors import ClientClosed, ConfigError, MiddlewareError
 from jobq._jobtype import JobType, NewJob, prepare, prepare_many
 from jobq._limits import MAX_ARGUMENTS_BYTES
 from jobq._messages import shown
+from jobq._middleware import change
 from jobq._operation import Operation, atomic
 from jobq._options import DEFAULTS, resolve
 from jobq._postgres import connection_string
 from jobq._schema import validate_schema_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
+    from jobq._middleware import EnqueueMiddleware
     from jobq._options import JobOptions, JobTypeOptions, ResolvedOptions
     from jobq._types import Enqueued
 
@@ -34,6 +38,7 @@ P = TypeVar("P", bound="AsyncConnectionPool[Any] | ConnectionPool[Any]")
 C = TypeVar("C")
 T = TypeVar("T")
 _F = TypeVar("_F", bound="Callable[..., object]")
+_M = TypeVar("_M", bound="EnqueueMiddleware")
 
 # A call is one message to the server, and each column of it one array: both end at 1 GiB. This many
 # characters stay below it whatever they are (4 bytes of UTF-8, or a backslash before each).
@@ -97,6 +102,10 @@ class ClientBase(Generic[P, C]):
         notify: whether enqueues wake waiting workers; without, they find jobs by polling.
         listen_dsn: a direct connection string for a worker's listener, where ``database`` goes
             through a transaction pooler.
+        max_ready: the most ready jobs that this client's enqueues may leave in any queue, or in each
+            queue that a mapping names, 1 to 1,000,000; beyond, they raise :class:`jobq.QueueFull`. It is
+            soft: each queue is counted once a second at most, and the answer stands until then.
+            Jobs that are due later are neither counted nor refused.
         defaults: options that hold for every job where neither the call nor the kind says
             otherwise; see :class:`jobq.JobTypeOptions`.
 
@@ -119,6 +128,7 @@ class ClientBase(Generic[P, C]):
         args_limit_bytes: int = MAX_ARGUMENTS_BYTES,
         notify: bool = True,
         listen_dsn: str | None = None,
+        max_ready: int | Mapping[str, int] | None = None,
         **defaults: Unpack[JobTypeOptions],
     ) -> None:
         if not (_is_whole(args_limit_bytes) and 1 <= args_limit_bytes <= MAX_CALL_CHARACTERS):
@@ -149,6 +159,8 @@ class ClientBase(Generic[P, C]):
         self._sizes: Final = (pool_min_size, pool_max_size)
         self._args_limit: Final = args_limit_bytes
         self._defaults: Final[ResolvedOptions] = resolve(defaults, DEFAULTS)
+        self._backpressure = None if max_ready is None else Backpressure(self.schema, max_ready)
+        self._middleware: tuple[EnqueueMiddleware, ...] = ()
         self._own: P | None = None
         # One cursor a connection of a pool that was given, by the connection's identity. A cursor
         # remembers how to send and read what it has sent and read before, which saves half a call.
@@ -197,15 +209,59 @@ class ClientBase(Generic[P, C]):
         self._cursors[id(connection)] = (connection, cursor)
         return cursor
 
+    def use(self, middleware: _M) -> _M:
+        """Have a middleware see, and change, every job that this client enqueues from now on.
+
+        What is used first is asked first. It may decorate a function, too. Jobs of schedules and of the
+        SQL function are not enqueued by a client, and do not pass through it.
+
+        Args:
+            middleware: see :class:`jobq.EnqueueMiddleware`.
+
+        Returns:
+            The same.
+
+        Raises:
+            ConfigError: it cannot be called.
+        """
+        if not callable(middleware):
+            raise ConfigError(f"use: takes an enqueue middleware, a function, not {shown(middleware)}")
+        self._middleware = (*self._middleware, middleware)
+        return middleware
+
+    def _changed(self, job: NewJob, *, item: int | None = None) -> NewJob:
+        """Return a new job as the middleware wants it, which is shown the meta that it would have."""
+        if not isinstance(cast("object", job), NewJob):
+            return job  # refused later, by its place
+        if "meta" not in job.options and (meta := self._meta_of(job.kind)):
+            job = job.replace(meta=meta)
+        try:
+            return change(self._middleware, job)
+        except MiddlewareError as error:
+            if item is None:
+                raise
+            raise MiddlewareError(f"item {item}: {error}") from error.__cause__
+
+    def _meta_of(self, kind: JobType[Any] | str) -> Mapping[str, object] | None:
+        if isinstance(kind, JobType) and "meta" in kind.options:
+            return kind.options["meta"]
+        text = self._defaults.meta
+        return None if text is None else cast("dict[str, object]", json.loads(text))
+
     def _enqueue(
         self, kind: JobType[Any] | str, args: object, options: JobOptions, *, own: bool
     ) -> Operation[Enqueued]:
         """Check everything and return the operation; ``own``: on a connection of the client's."""
+        if self._middleware:
+            job = self._changed(NewJob(cast("str", kind), args, **options))
+            kind, args, options = job.kind, job.args, job.options
         given = cast("dict[str, object]", options)
         name, text, resolved = prepare(kind, args, given, self._defaults, self._args_limit)
         operation = enqueue_one(self.schema, JobRow(name, text, *resolved), notify=self.notify)
-        # Several statements may follow with a unique key: together, and each with its own snapshot.
-        return atomic(operation) if own and resolved.unique_key is not None else operation
+        if own and resolved.unique_key is not None:
+            # Several statements may follow with a unique key: together, and each with its own snapshot.
+            operation = atomic(operation)
+        return operation if self._backpressure is None else self._backpressure.guarded([resolved], operation)
 
     def _enqueue_many(self, jobs: Iterable[NewJob], *, own: bool) -> Operation[list[Enqueued]]:
         first = list(islice(_iterable(jobs), MAX_CALL_JOBS + 1))
@@ -214,6 +270,8 @@ class ClientBase(Generic[P, C]):
                 f"enqueue_many: more than {MAX_CALL_JOBS:,} jobs in one call; make several calls, in one "
                 "transaction if they belong together"
             )
+        if self._middleware:
+            first = [self._changed(job, item=item) for item, job in enumerate(first)]
         prepared = prepare_many(first, self._defaults, self._args_limit)
         size = sum(len(text) for _, text, _ in prepared) + sum(
             len(resolved.meta or "") + len(resolved.tags or "") + len(resolved.unique_name or "")
@@ -227,4 +285,7 @@ class ClientBase(Generic[P, C]):
         rows = [JobRow(name, text, *resolved) for name, text, resolved in prepared]
         operation = enqueue_many(self.schema, rows, notify=self.notify)
         unique = any(row.unique_key is not None for row in rows)
-        return atomic(operation) if own and unique else operation
+        operation = atomic(operation) if own and unique else operation
+        if self._backpressure is None:
+            return operation
+        return self._backpressure.guarded((resolved for _, _, resolved in prepared), operation)
