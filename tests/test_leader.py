@@ -217,6 +217,26 @@ def test_a_write_whose_snapshot_is_older_than_the_election_sees_it_all_the_same(
         assert wrote == [[]]
 
 
+def test_a_leader_that_freezes_in_its_transaction_does_not_keep_the_row(
+    store: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobq._leader._LONGEST_IDLE_S", 0.5)
+    store.worker(1)
+    store.worker(2)
+    old = elected(store, 1)
+    assert old is not None
+    with Storage(store.dsn) as frozen:
+        operation = led(SCHEMA, old, write(old))
+        call, began = next(operation), False
+        while "for key share" not in call.sql:
+            call = operation.send(frozen.call(call) if began else frozen.sql(call.sql))
+            began = True
+        assert frozen.session._execute(call) == [(1,)]
+        end_term(store)
+        assert elected(store, 2) is None
+        eventually(lambda: elected(store, 2), 5.0, what="the server ends its session")
+
+
 def test_a_renewal_waits_for_no_write(store: Storage) -> None:
     store.worker(1)
     term = elected(store, 1)

@@ -579,9 +579,15 @@ async def test_settings_are_read_and_put_by_both_clients(dsn: str) -> None:
         assert client_.queues.retention() == [all_queues, mail]
         client_.queues.set_retention(cancelled=HOUR)
         assert client_.queues.retention() == [Retention(None, DAY, 7 * DAY, HOUR), mail]
-        client_.queues.set_retention("mail")
+        client_.queues.set_retention("mail", reason="enough", by="me")
         client_.queues.set_retention()
         assert client_.queues.retention() == [all_queues]
+        [_, second, _, first] = client_.operator_log()
+    assert (first.action, first.target) == (
+        "set retention",
+        {"queue": "mail", "completed": 0, "discarded": "keep", "cancelled": None},
+    )
+    assert (second.actor, second.reason) == ("me", "enough")
 
 
 @pytest.mark.parametrize(
@@ -594,6 +600,8 @@ async def test_settings_are_read_and_put_by_both_clients(dsn: str) -> None:
         {"queue": ""},
         {"queue": "x" * 129},
         {"queue": 5},
+        {"queue": "a\0b"},
+        {"reason": "x" * 1001},
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(dsn: str, bad: dict[str, Any]) -> None:

@@ -86,6 +86,8 @@ class AsyncQueues:
         completed: timedelta | Keep | None = None,
         discarded: timedelta | Keep | None = None,
         cancelled: timedelta | Keep | None = None,
+        reason: str = "",
+        by: str | None = None,
     ) -> None:
         """Say how long a queue's finished jobs are kept, in place of what was said before.
 
@@ -95,11 +97,14 @@ class AsyncQueues:
                 errors; ``"keep"`` for never; ``None`` for what holds for all queues (there: 24 hours).
             discarded: the same for jobs that failed for good (7 days).
             cancelled: the same for jobs that were cancelled (7 days).
+            reason: why, for the operator log.
+            by: who says so; the process's user and host when left out.
 
         Raises:
             ConfigError: one of them cannot be what it is.
         """
-        await self._run(set_retention(self._schema, Retention(queue, completed, discarded, cancelled)))
+        said = Retention(queue, completed, discarded, cancelled)
+        await self._run(set_retention(self._schema, said, reason, by))
 
 
 class Queues:
@@ -144,5 +149,8 @@ class Queues:
         completed: timedelta | Keep | None = None,
         discarded: timedelta | Keep | None = None,
         cancelled: timedelta | Keep | None = None,
+        reason: str = "",
+        by: str | None = None,
     ) -> None:
-        self._run(set_retention(self._schema, Retention(queue, completed, discarded, cancelled)))
+        said = Retention(queue, completed, discarded, cancelled)
+        self._run(set_retention(self._schema, said, reason, by))

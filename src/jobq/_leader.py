@@ -113,7 +113,7 @@ def led(schema: str, term: Term, operation: Operation[T]) -> Operation[T]:
 
 
 def _led(schema: str, term: Term, operation: Operation[T]) -> Operation[T]:
-    yield Call(_LIMIT_IDLE, (f"{_LONGEST_IDLE_S:.0f}s",))
+    yield Call(_LIMIT_IDLE, (f"{_LONGEST_IDLE_S * 1000:.0f}ms",))
     if not (yield Call(in_schema(_LOCK, schema), term)):
         raise Deposed(f"term {term.number} is over")
     return (yield from operation)

@@ -19,11 +19,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from jobq._errors import ConfigError
 from jobq._leader import LED, Deposed, Term
 from jobq._operation import Call, Operation, array_literal, in_schema
+from jobq._operator_log import Entry, logged_as
+from jobq._options import changes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,18 +44,20 @@ select queue, completed_s::text, discarded_s::text, cancelled_s::text from {sche
 """
 
 # Without a setting of its own a queue has no row.
-_SET: Final = """
+_SET: Final = f"""
 with gone as (
-    delete from {schema}.retention
+    delete from {{schema}}.retention
     where queue = $1::text and coalesce($2::float8, $3::float8, $4::float8) is null
-)
-insert into {schema}.retention (queue, completed_s, discarded_s, cancelled_s)
-select $1::text, $2::float8, $3::float8, $4::float8
-where coalesce($2::float8, $3::float8, $4::float8) is not null
-on conflict (queue) do update
-set completed_s = excluded.completed_s, discarded_s = excluded.discarded_s, cancelled_s = excluded.cancelled_s
+), put as (
+    insert into {{schema}}.retention (queue, completed_s, discarded_s, cancelled_s)
+    select $1::text, $2::float8, $3::float8, $4::float8
+    where coalesce($2::float8, $3::float8, $4::float8) is not null
+    on conflict (queue) do update
+    set completed_s = excluded.completed_s, discarded_s = excluded.discarded_s,
+        cancelled_s = excluded.cancelled_s
+), {logged_as(5)}
+select id from logged
 """
-
 
 # $3, $10: where to begin, as a time or as seconds ago. $4: the age; $5: how many rows to look at; $6: how
 # many of those that ended at the mark itself were seen and stay. $7: the states that have this age where
@@ -134,19 +138,20 @@ def read_retention(schema: str) -> Operation[list[Retention]]:
     return [Retention(None, *(_or(getattr(for_all, n), getattr(DEFAULT, n)) for n in _STATES)), *own]
 
 
-def set_retention(schema: str, retention: Retention) -> Operation[None]:
+def set_retention(
+    schema: str, retention: Retention, reason: str = "", by: str | None = None
+) -> Operation[None]:
     """Put a queue's settings, or those of all, in the place of what they were.
 
     Raises:
-        ConfigError: an age or the queue's name cannot be what it is.
+        ConfigError: an age, the queue's name, ``reason`` or ``by`` cannot be what it is.
     """
-    queue = retention.queue
-    if queue is not None and (
-        not isinstance(cast("object", queue), str) or not 1 <= len(queue.encode(errors="replace")) <= 128
-    ):
-        raise ConfigError(f"queue={queue!r}: a name of 1 to 128 bytes, or None for all queues")
-    ages = [_seconds(name, getattr(retention, name)) for name in _STATES]
-    yield Call(in_schema(_SET, schema), (queue or "", *ages))
+    queue = None if retention.queue is None else str(changes({"queue": retention.queue})["queue"])
+    ages = {name: _seconds(name, getattr(retention, name)) for name in _STATES}
+    target: dict[str, object] = {"queue": queue}
+    target |= {name: "keep" if age_s == math.inf else age_s for name, age_s in ages.items()}
+    entry = Entry("set retention", target, by, reason)
+    yield Call(in_schema(_SET, schema), (queue or "", *ages.values(), *entry.params))
 
 
 def _seconds(name: str, age: object) -> float | None:
@@ -163,7 +168,7 @@ def _age(text: str | None) -> timedelta | Keep | None:
     if text is None:
         return None
     seconds = float(text)
-    return "keep" if math.isinf(seconds) else timedelta(seconds=seconds)
+    return "keep" if seconds > LONGEST_S else timedelta(seconds=seconds)
 
 
 def _or(age: timedelta | Keep | None, default: timedelta | Keep | None) -> timedelta | Keep | None:
