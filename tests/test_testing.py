@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -222,3 +222,97 @@ def test_each_test_has_its_own_database(jobq_dsn: str, dsn: str) -> None:
         row: Any = connection.execute("select count(*) from jobq.jobs").fetchone()
     assert row == (0,)
     assert jobq_dsn != dsn
+
+
+# -- what is no use --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"queues": "default"}, "queues='default': a sequence of names"),
+        ({"clock": 5}, "clock=5: a jobq.testing.Clock"),
+        ({"limit": 0}, "limit=0: a number of runs"),
+    ],
+)
+def test_a_drain_of_anything_is_refused_by_name(
+    jobq_client: jobq.Client, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(jobq.ConfigError, match=text):
+        drain_sync(jobq_client, jobq.Jobs(), **options)
+
+
+async def test_each_drain_names_the_other_for_the_other_sort_of_client(
+    jobq_client: jobq.Client, jobq_dsn: str
+) -> None:
+    one: Any = jobq_client
+    two: Any = jobq.AsyncClient(jobq_dsn)
+    with pytest.raises(jobq.ConfigError, match="call drain_sync"):
+        await drain(one, jobq.Jobs())
+    with pytest.raises(jobq.ConfigError, match=r"call drain\(\)"):
+        drain_sync(two, jobq.Jobs())
+    nothing: Any = None
+    with pytest.raises(jobq.ConfigError, match="jobs=None"):
+        drain_sync(jobq_client, nothing)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_what_ends_a_test_from_within_a_handler_signs_off(jobq_client: jobq.Client, mode: str) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("async")
+    async def handle_async(job: jobq.Job, args: Any) -> None:
+        pytest.fail("said by the handler")
+
+    @jobs.handler("sync")
+    def handle_sync(job: jobq.Job, args: Any) -> None:
+        pytest.fail("said by the handler")
+
+    jobq_client.enqueue(mode)
+    with pytest.raises(pytest.fail.Exception, match="said by the handler"):
+        drain_sync(jobq_client, jobs)
+    with jobq_client.pool.connection() as connection:
+        assert connection.execute("select end_reason from jobq.worker").fetchall() == [("stopped",)]
+
+
+def test_assertions_name_what_no_job_can_be(jobq_client: jobq.Client) -> None:
+    anything: Any = None
+    with pytest.raises(jobq.ConfigError, match="where=None"):
+        assert_enqueued(anything, "k")
+    with pytest.raises(jobq.ConfigError, match="kind=None"):
+        assert_enqueued(jobq_client, anything)
+    with pytest.raises(jobq.ConfigError, match="count='1'"):
+        assert_enqueued(jobq_client, "k", count=cast("int", "1"))
+    with pytest.raises(jobq.ConfigError, match="args cannot be arguments of 'k'"):
+        assert_enqueued(jobq_client, "k", args=object())
+
+
+def test_assertions_see_documents_of_sql_that_are_odd(jobq_client: jobq.Client) -> None:
+    with jobq_client.pool.connection() as connection:
+        connection.execute("select jobq.enqueue('k', ('[' || repeat('9', 5000) || ']')::jsonb)")
+    with pytest.raises(AssertionError, match="found 0"):
+        assert_enqueued(jobq_client, "k", args=[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"kind": None}, "kind=None"),
+        ({"timeout": 5}, "timeout=5: a timedelta"),
+        ({"priority": 10}, "priority=10"),
+        ({"tags": "abc"}, "tags='abc'"),
+        ({"meta": {"a": object()}}, r"meta\.a: an object"),
+    ],
+)
+def test_a_job_of_anything_is_refused_by_name(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(jobq.Error, match=text):
+        make_job(**options)
+
+
+@pytest.mark.parametrize("moment", ["noon", datetime(2030, 1, 1)])  # noqa: DTZ001 - naive on purpose
+def test_a_clock_is_set_to_a_moment_and_goes_forward(moment: Any) -> None:
+    with pytest.raises(jobq.ConfigError, match="a datetime with a zone"):
+        Clock(moment)
+    for by in (timedelta(-1), cast("timedelta", 5)):
+        with pytest.raises(jobq.ConfigError, match="a timedelta, forward only"):
+            Clock().advance(by)

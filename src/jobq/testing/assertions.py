@@ -7,18 +7,20 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, overload
 
-import msgspec
-
 from jobq._adapters import async_executor, sync_executor
 from jobq._client import AsyncClient, Client
+from jobq._documents import read_document
 from jobq._errors import ArgumentsEncodeError, ConfigError
+from jobq._jobtype import JobType
+from jobq._json import encode
+from jobq._messages import shown
 from jobq._operate import get_job
 from jobq._operation import Call, Operation, in_schema, run, run_async
+from jobq._options import check_kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from jobq._jobtype import JobType
     from jobq._types import JobInfo
 
 _NOTHING: Final = object()
@@ -41,7 +43,7 @@ class _Wanted(NamedTuple):
             return False
         if self.args is _NOTHING:
             return True
-        stored: object = msgspec.json.decode(row[2])
+        stored = read_document(row[2])
         given: object = self.args
         if self.is_part and isinstance(given, dict) and isinstance(stored, dict):
             wanted, found = cast("dict[str, object]", given), cast("dict[str, object]", stored)
@@ -89,7 +91,12 @@ def assert_enqueued(
 
     Raises:
         AssertionError: it is not so; the message lists what was enqueued.
+        ConfigError: no job can be what is asked for.
     """
+    if count is not None and (not isinstance(cast("object", count), int) or count < 0):
+        raise ConfigError(f"assert_enqueued: count={shown(count)}: a number of jobs, or None")
+    if where is None:
+        raise ConfigError("assert_enqueued: where=None: a client, or a connection that tx= takes")
     wanted = _Wanted(_name(kind), _plain(kind, args), queue, count, isinstance(args, Mapping))
     return _ask(where, schema, functools.partial(_assert_found, wanted=wanted))
 
@@ -134,7 +141,7 @@ def _assert_found(schema: str, *, wanted: _Wanted) -> Operation[list[JobInfo]]:
 
 def _complaint(wanted: _Wanted, found: int, everything: Sequence[Sequence[Any]]) -> str:
     how_many = "at least one job" if wanted.times is None else f"{wanted.times} jobs"
-    args = "" if wanted.args is _NOTHING else f" with arguments {wanted.args!r}"
+    args = "" if wanted.args is _NOTHING else f" with arguments {encode(wanted.args)}"
     queue = "" if wanted.queue is None else f" in queue {wanted.queue!r}"
     lines = [f"  {kind} in {name}: {text[:200]}" for kind, name, text in everything]
     listed = "\n".join(lines) or "  nothing at all"
@@ -142,16 +149,16 @@ def _complaint(wanted: _Wanted, found: int, everything: Sequence[Sequence[Any]])
 
 
 def _name(kind: JobType[Any] | str) -> str:
-    return kind if isinstance(kind, str) else kind.kind
+    return kind.kind if isinstance(kind, JobType) else check_kind(kind)
 
 
 def _plain(kind: JobType[Any] | str, args: object) -> object:
     """Return arguments as the JSON values that are stored."""
     if args is _NOTHING:
         return args
-    if isinstance(args, Mapping) or isinstance(kind, str):
-        return msgspec.to_builtins(args)
     try:
-        return msgspec.json.decode(kind.encode(args))
+        if isinstance(kind, str) or isinstance(args, Mapping):
+            return read_document(encode(args))
+        return read_document(kind.encode(args))
     except ArgumentsEncodeError as error:
-        raise ConfigError(f"assert_enqueued: args cannot be arguments of {kind.kind!r}: {error}") from error
+        raise ConfigError(f"assert_enqueued: args cannot be arguments of {_name(kind)!r}: {error}") from error

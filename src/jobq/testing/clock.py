@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
 from jobq._errors import ConfigError
+from jobq._messages import shown
 
 
 class Clock:
@@ -15,8 +17,8 @@ class Clock:
     """
 
     def __init__(self, now: datetime | None = None) -> None:
-        if now is not None and now.tzinfo is None:
-            raise ConfigError("Clock(now=…): a datetime with a zone")
+        if now is not None and (not isinstance(cast("object", now), datetime) or now.tzinfo is None):
+            raise ConfigError(f"Clock(now={shown(now)}): a datetime with a zone")
         self._offset = timedelta(0) if now is None else now - datetime.now(UTC)
 
     def now(self) -> datetime:
@@ -25,6 +27,6 @@ class Clock:
 
     def advance(self, by: timedelta) -> None:
         """Move it forward."""
-        if by < timedelta(0):
-            raise ConfigError(f"Clock.advance({by}): forward only")
+        if not isinstance(cast("object", by), timedelta) or by < timedelta(0):
+            raise ConfigError(f"Clock.advance({shown(by)}): a timedelta, forward only")
         self._offset += by

@@ -7,27 +7,28 @@ import contextvars
 import os
 import secrets
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from jobq._claim import Claimed, claim
+from jobq._client import AsyncClient, Client
 from jobq._duties import Registration, end, promote, register
+from jobq._errors import ConfigError
+from jobq._jobs import Jobs
 from jobq._logging import set_current_job
 from jobq._marks import LaneMarks
+from jobq._messages import shown
 from jobq._middleware import through
 from jobq._operation import Call, Operation, in_schema
 from jobq._outcomes import Settlement, complete, settle
 from jobq._types import Job
 from jobq._worker.decide import hand_back, on_exception, on_timeout, refuse
+from jobq.testing.clock import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from jobq._client import AsyncClient, Client
-    from jobq._jobs import Handler, Jobs
+    from jobq._jobs import Handler
     from jobq._middleware import RunMiddleware
-    from jobq.testing.clock import Clock
 
 DEFAULT_LIMIT: Final = 1000  # runs of one drain, so that jobs that enqueue each other come to an end
 _LEASE_S: Final = 3600.0  # the test is the worker, and may stand in a debugger
@@ -116,18 +117,24 @@ async def drain(
 
     Raises:
         AssertionError: more than ``limit`` runs.
+        ConfigError: an argument is of a wrong type.
     """
+    _check(client, AsyncClient, jobs, queues, clock, limit)
     steps = _drain(client.schema, jobs, queues, clock, limit)
-    answer: object = None
-    while True:
-        try:
-            step = steps.send(answer)
-        except StopIteration as done:
-            return cast("DrainReport", done.value)
-        if isinstance(step, _Run):
-            answer = await _perform(step)
-        else:
-            answer = await client._run(step)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    try:
+        step = next(steps)
+        while True:
+            try:
+                if isinstance(step, _Run):
+                    answer: object = await _perform(step)
+                else:
+                    answer = await client._run(step)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+            except BaseException as error:  # noqa: BLE001 - pytest.fail() in a handler, an interrupt: it signs off
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as done:
+        return cast("DrainReport", done.value)
 
 
 def drain_sync(
@@ -139,17 +146,36 @@ def drain_sync(
     limit: int = DEFAULT_LIMIT,
 ) -> DrainReport:
     """Do what :func:`drain` does, with a sync client. Async handlers run in an event loop of their own."""
+    _check(client, Client, jobs, queues, clock, limit)
     steps = _drain(client.schema, jobs, queues, clock, limit)
-    answer: object = None
-    while True:
-        try:
-            step = steps.send(answer)
-        except StopIteration as done:
-            return cast("DrainReport", done.value)
-        if isinstance(step, _Run):
-            answer = asyncio.run(_perform(step)) if step.needs_loop else _call(step)
-        else:
-            answer = client._run(step)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    try:
+        step = next(steps)
+        while True:
+            try:
+                if isinstance(step, _Run):
+                    answer: object = asyncio.run(_perform(step)) if step.needs_loop else _call(step)
+                else:
+                    answer = client._run(step)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+            except BaseException as error:  # noqa: BLE001 - as above
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as done:
+        return cast("DrainReport", done.value)
+
+
+def _check(client: object, colour: type, jobs: object, queues: object, clock: object, limit: object) -> None:
+    if not isinstance(client, colour):
+        other = "drain_sync" if colour is AsyncClient else "drain"
+        raise ConfigError(f"client: a jobq.{colour.__name__}; with the other sort of client, call {other}()")
+    if not isinstance(jobs, Jobs):
+        raise ConfigError(f"jobs={shown(jobs)}: a jobq.Jobs")
+    if isinstance(queues, str) or not isinstance(queues, Sequence | None):
+        raise ConfigError(f"queues={shown(queues)}: a sequence of names, such as a list")
+    if not isinstance(clock, Clock | None):
+        raise ConfigError(f"clock={shown(clock)}: a jobq.testing.Clock")
+    if not isinstance(limit, int) or limit < 1:
+        raise ConfigError(f"limit={shown(limit)}: a number of runs, 1 or more")
 
 
 async def _perform(step: _Run) -> _Ended:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from jobq._jobtype import JobType
+from jobq._options import DEFAULTS, check_kind, resolve
 from jobq._types import Job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from jobq._jobtype import JobType
 
 
 def make_job(  # noqa: D417 - what a Job has is told there
@@ -39,19 +37,24 @@ def make_job(  # noqa: D417 - what a Job has is told there
         failures: earlier failures; ``attempt - 1`` by default.
         created_at: now by default.
         meta, tags: what travels with the job.
+
+    Raises:
+        ConfigError, ArgumentsEncodeError: no job can have that; names what.
     """
+    options = {"queue": queue, "priority": priority, "max_attempts": max_attempts}
+    known = resolve({**options, "timeout": timeout, "meta": meta, "tags": tags}, DEFAULTS)
     return Job(
         id,
-        kind if isinstance(kind, str) else kind.kind,
+        kind.kind if isinstance(kind, JobType) else check_kind(kind),
         queue,
         priority,
         attempt,
         attempt - 1 if failures is None else failures,
         crashes,
         max_attempts,
-        None if timeout is None else timeout.total_seconds(),
+        known.timeout_s,
         worker_id,
         (created_at or datetime.now(UTC)).timestamp(),
-        None if meta is None else msgspec.json.encode(meta).decode(),
+        known.meta,
         list(tags),
     )
