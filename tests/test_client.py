@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import threading
@@ -15,6 +16,10 @@ import pytest
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 import jobq
+from jobq._client_base import ClientBase
+from jobq._client_bulk import AsyncBulk, Bulk
+from jobq._client_periodic import AsyncPeriodic, Periodic
+from jobq._client_queues import AsyncQueues, Queues
 
 if TYPE_CHECKING:
     from tests.conftest import SpawnPython
@@ -28,20 +33,41 @@ class Args:
 
 
 def verbs(client: type) -> dict[str, Any]:
-    return {
-        name: value for name, value in vars(client).items() if inspect.isfunction(value) and name[0] != "_"
-    }
+    """Return what each colour says in its own way; what both inherit is the same."""
+    found = inspect.getmembers(client, inspect.isfunction)
+    return {name: value for name, value in found if name[0] != "_" and not hasattr(ClientBase, name)}
 
 
-def test_both_clients_have_the_same_verbs_signatures_and_docstrings() -> None:
-    one, two = verbs(jobq.AsyncClient), verbs(jobq.Client)
+COLOURS = [
+    (jobq.AsyncClient, jobq.Client),
+    (AsyncQueues, Queues),
+    (AsyncPeriodic, Periodic),
+    (AsyncBulk, Bulk),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), COLOURS, ids=lambda cls: cls.__name__)
+def test_both_clients_have_the_same_verbs_signatures_and_docstrings(first: type, second: type) -> None:
+    one, two = verbs(first), verbs(second)
     assert set(one) == set(two)
+    assert one
     for name, verb in one.items():
         assert inspect.signature(verb) == inspect.signature(two[name]), name
         assert inspect.getdoc(verb) == inspect.getdoc(two[name]), name
         assert inspect.getdoc(verb), name
         assert inspect.iscoroutinefunction(verb), name
-    assert inspect.signature(jobq.AsyncClient) == inspect.signature(jobq.Client)
+    if first is jobq.AsyncClient:
+        assert inspect.signature(jobq.AsyncClient) == inspect.signature(jobq.Client)
+        assert {"get", "cancel", "retry", "list", "enqueue", "queue_stats", "operator_log"} <= set(one)
+
+
+def test_both_clients_have_the_same_namespaces() -> None:
+    def namespaces(client: type) -> dict[str, str | None]:
+        found = inspect.getmembers_static(client, lambda value: isinstance(value, functools.cached_property))
+        return {name: value.__doc__ for name, value in found}
+
+    assert namespaces(jobq.AsyncClient) == namespaces(jobq.Client)
+    assert {"bulk", "queues", "periodic"} <= set(namespaces(jobq.Client))
 
 
 @pytest.mark.matrix
@@ -257,8 +283,9 @@ def test_cancel_and_retry_refuse_what_makes_no_sense(dsn: str, db: psycopg.Conne
             " (job_id, worker_id, queue, priority, attempt, failures, crashes)"
             " select job_id, 1, queue, priority, 1, 0, 0 from x"
         )
+        assert client.cancel(running.id) is jobq.Cancellation.REQUESTED
         with pytest.raises(jobq.JobConflict, match="running"):
-            client.cancel(running.id)
+            client.retry(running.id)
 
 
 def test_s79_a_client_that_is_open_at_a_fork_refuses_in_the_child_and_serves_the_parent(

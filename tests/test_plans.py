@@ -7,6 +7,7 @@ that a pinned horizon keeps, so that the planner takes thousands of rows for one
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -16,15 +17,20 @@ import pytest
 from psycopg import sql
 
 import jobq
+from jobq._bulk import APPLIES_TO, BulkRun
+from jobq._bulk_sql import Settings, When
 from jobq._cancel import cancel_job
 from jobq._claim import claim, refresh, restamp
+from jobq._control import apply_requests, poll
 from jobq._duties import discarded, promote, renew, rescue
 from jobq._enqueue import enqueue_many, enqueue_one
 from jobq._enqueue_unique import FIND_FASTER, GIVE_UP
+from jobq._filter import JobFilter
 from jobq._leader import Term
 from jobq._marks import LaneMarks
 from jobq._operate import get_job, job_errors, retry_job
 from jobq._operation import Call, Operation, in_schema
+from jobq._operator_log import Entry
 from jobq._outcomes import Settlement, complete, find_finished, settle
 from jobq._postgres import text_params
 from jobq._retention import Rule, Walk, remove_finished
@@ -36,6 +42,8 @@ from tests.support.storage import BOOM, SCHEMA, Storage, hold, job_row
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from jobq._bulk import Action
+    from jobq._types import JobState
     from jobq.embedded import Databases, EmbeddedPostgres
 
 ROWS: Final = 50_000
@@ -176,6 +184,18 @@ def settlements() -> list[Settlement]:
     return [Settlement(*fence, **ways[i % 3]) for i, fence in enumerate(FENCES)]
 
 
+def in_bulk(action: Action, state: JobState) -> Operation[Any]:
+    """One batch, somewhere in the middle of its walk; completed jobs are walked in the order of their end."""
+    when, ids = When(None, 60.0), range(1, 4 * ROWS, ROWS // 100)
+    chosen = (
+        JobFilter(states=[state], ids=ids) if state.is_terminal else JobFilter(states=[state], kinds=["noop"])
+    )
+    run = BulkRun(SCHEMA, action, chosen, Entry(action, {}), Settings(when=when, priority=1), BATCH)
+    step = run.step()
+    assert step is not None
+    return step
+
+
 WORKERS: Final[dict[str, Callable[[], Operation[Any]]]] = {
     "claim": lambda: claim(SCHEMA, "default", marks().ranges(), BATCH, WORKER),
     "first claim": lambda: claim(SCHEMA, "default", LaneMarks().ranges(), BATCH, WORKER),
@@ -186,6 +206,8 @@ WORKERS: Final[dict[str, Callable[[], Operation[Any]]]] = {
     "find finished": lambda: find_finished(SCHEMA, WORKER, [(2 * ROWS + n, 1) for n in range(1, BATCH)]),
     "restamp": lambda: restamp(SCHEMA, "default"),
     "renew": lambda: renew(SCHEMA, WORKER, 30.0),
+    "control poll": lambda: poll(SCHEMA, [fence[0] for fence in FENCES]),
+    "apply requests": lambda: apply_requests(SCHEMA),
     "discarded": lambda: discarded(SCHEMA, [2 * ROWS + n for n in range(1, BATCH)]),
     "remove finished": lambda: remove_finished(SCHEMA, TERM, Walk(COMPLETED, datetime.now(UTC))),
     "first remove finished": lambda: remove_finished(SCHEMA, TERM, Walk(COMPLETED)),
@@ -206,6 +228,11 @@ CLIENTS: Final[dict[str, Callable[[], Operation[Any]]]] = {
     "give up": lambda: _one(Call(in_schema(GIVE_UP, SCHEMA), (KEYS, [1] * BATCH, [1] * BATCH))),
     "cancel": lambda: cancel_job(SCHEMA, ROWS, "no"),
     "retry": lambda: retry_job(SCHEMA, 3 * ROWS, notify=True),
+    **{
+        f"{action} in bulk, {state}": functools.partial(in_bulk, action, state)
+        for action, states in APPLIES_TO.items()
+        for state in states
+    },
     "get": lambda: get_job(SCHEMA, ROWS),
     "errors": lambda: job_errors(SCHEMA, 3 * ROWS + BATCH),
 }
