@@ -36,6 +36,8 @@ from tests.support.storage import SCHEMA, Storage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import psycopg
+
     from jobq._operation import Operation, Row
     from jobq._periodic_operate import PeriodicInfo, Prepared
 
@@ -776,6 +778,7 @@ def test_what_is_not_there_says_so(fleet: Fleet, verb: Any) -> None:
     assert fleet.store.count("operator_log") == 0
 
 
+@pytest.mark.matrix
 def test_every_action_is_in_the_operator_log(fleet: Fleet) -> None:
     fleet.run(add_periodic(SCHEMA, schedule(), "because", "ada"))
     fleet.run(pause_periodic(SCHEMA, "s", "because", "ada"))
@@ -921,6 +924,22 @@ async def test_a_worker_runs_what_it_declares_and_the_clients_see_and_steer_it(d
             ]
             client.periodic.resume("heart")
             client.periodic.remove("brain")
+
+
+async def test_schedules_tick_through_a_transaction_pooler(pooled_dsn: str, db: psycopg.Connection) -> None:
+    jobs = jobq.Jobs()
+    ran: list[int] = []
+
+    @jobs.handler("beat")
+    async def beat(job: jobq.Job, args: None) -> None:
+        ran.append(job.id)
+
+    jobs.add_periodic("heart", beat, every=SECOND, unique=jobq.Unique(by_args=True))
+    async with working(pooled_dsn, jobs):
+        await eventually_async(lambda: len(ran) >= 2, what="it beats")
+    made = db.execute("select count(*) from jobq.periodic_tick where job_id is not null").fetchone()
+    assert made is not None
+    assert made[0] >= 2
 
 
 async def test_ticks_of_an_idle_worker_are_punctual(dsn: str) -> None:
