@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from jobq._worker.leader import Duty
     from jobq._worker.lease import Lease
     from tests.conftest import SpawnPython
+    from tests.support.proxy import TcpProxy
     from tests.support.workers import WorkerProcess
 
 LEASE_S: Final = 600.0
@@ -556,6 +557,36 @@ def test_a_frozen_leader_loses_its_term_and_writes_nothing_when_it_wakes(site: S
     assert (term, worker_id) == (2, second.ids[-1])
     first.stop()
     assert leader_of(site) == (term, worker_id), "who leads no more cannot resign for another"
+
+
+def test_a_leader_that_nobody_hears_any_more_is_replaced_and_stops_in_time(
+    site: Site, proxy: TcpProxy
+) -> None:
+    first = site.start(dsn=proxy.dsn)
+    await_leader(site, first, 3.0)
+    second = site.start()
+    proxy.silence()
+    await_leader(site, second, 6.0)
+    began = time.monotonic()
+    first.process.terminate()
+    assert first.process.wait(10.0) == 0
+    assert time.monotonic() - began < 6.0, "the grace of 1 s, and 5 s"
+    assert leader_of(site)[1] == second.ids[-1]
+
+
+def test_a_network_that_comes_back_finds_the_old_leader_knowing_that_it_is_one_no_more(
+    site: Site, proxy: TcpProxy
+) -> None:
+    first = site.start(dsn=proxy.dsn)
+    await_leader(site, first, 3.0)
+    second = site.start()
+    proxy.silence()
+    await_leader(site, second, 6.0)
+    eventually(lambda: not first.stats()["is_leader"], 5.0, what="its own clock has told it")
+    proxy.resume()
+    second.stop()
+    term = await_leader(site, first, 6.0)
+    assert term == 3
 
 
 FROZEN: Final = """

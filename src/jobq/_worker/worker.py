@@ -34,7 +34,8 @@ class Worker:
 
     Args:
         client: an open :class:`jobq.AsyncClient`; the worker makes five connections of its own
-            beside the client's pool (claims, outcomes, duties, lease, notifications).
+            beside the client's pool (claims, outcomes, duties, lease, notifications), and while it
+            leads a sixth.
         jobs: the handlers.
         config: see :class:`WorkerConfig`.
 
