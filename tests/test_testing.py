@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pytest
@@ -21,6 +21,11 @@ from jobq.testing import (
     drain_sync,
     make_job,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import SpawnPython
 
 
 @dataclass(frozen=True)
@@ -222,6 +227,28 @@ def test_each_test_has_its_own_database(jobq_dsn: str, dsn: str) -> None:
         row: Any = connection.execute("select count(*) from jobq.jobs").fetchone()
     assert row == (0,)
     assert jobq_dsn != dsn
+
+
+# -- the fixtures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dsn", "text"),
+    [
+        ("nonsense", "JOBQ_TEST_DSN: the connection string"),
+        ("port=many", "JOBQ_TEST_DSN: the connection string"),
+        ("postgresql://u:Secret@127.0.0.1:1/none", "JOBQ_TEST_DSN: connection failed"),
+    ],
+)
+def test_a_server_for_tests_that_is_of_no_use_is_told_in_a_line(
+    spawn_python: SpawnPython, tmp_path: Path, dsn: str, text: str
+) -> None:
+    (tmp_path / "test_app.py").write_text("def test_it(jobq_dsn): pass\n")
+    run = spawn_python("-m", "pytest", "-q", "test_app.py", env={"JOBQ_TEST_DSN": dsn}, cwd=tmp_path)
+    assert run.wait() == 1
+    assert text in run.output
+    for unwanted in ("Traceback", "Secret", "_pytest_plugin.py"):
+        assert unwanted not in run.output
 
 
 # -- what is no use --------------------------------------------------------------------------------

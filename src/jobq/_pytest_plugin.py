@@ -25,12 +25,32 @@ def jobq_server() -> Iterator[str]:
     """
     given = os.environ.get("JOBQ_TEST_DSN")
     if given:
+        _check_server(given)
         yield given
         return
     from jobq.embedded import THROWAWAY_SETTINGS, EmbeddedPostgres
 
     with EmbeddedPostgres(settings=THROWAWAY_SETTINGS, in_memory=True) as server:
         yield server.dsn()
+
+
+def _check_server(dsn: str) -> None:
+    """Fail with a line, once, where the server that is named can be of no use."""
+    import psycopg
+
+    from jobq._dsn import connection_string
+    from jobq._errors import ConfigError
+
+    query = "select rolcreatedb or rolsuper from pg_roles where rolname = current_user"
+    problem = ""
+    try:
+        with psycopg.connect(connection_string(dsn, name="jobq tests"), autocommit=True) as connection:
+            if connection.execute(query).fetchone() != (True,):
+                problem = "its role may not create databases"
+    except (ConfigError, psycopg.Error) as error:
+        problem = str(error)
+    if problem:
+        pytest.fail(f"JOBQ_TEST_DSN: {problem}", pytrace=False)
 
 
 @pytest.fixture(scope="session")
