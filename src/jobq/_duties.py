@@ -78,31 +78,36 @@ select (select array_agg(queue::text) from q), (select coalesce(sum(jobs), 0)::i
 
 # A job whose worker died goes back at once the first time, and with growing pauses after that; at
 # the limit it is discarded, for it may be what kills them. The living workers are few and are listed
-# once: as `not exists`, one is looked up for each running row.
+# once: as `not exists`, one is looked up for each running row. One that was to be cancelled is.
 RESCUE: Final = f"""
 with s as materialized (
     select ctid as tid from {{schema}}.running
     where worker_id <> all (array(select id from {{schema}}.worker where ended_at is null))
       and job_id <> all ($1::int8[])
     order by ctid limit $2::int4 for update skip locked
-), u as (
+), dead as (
     delete from {{schema}}.running where ctid = any (array(select tid from s)) returning *
+), u as materialized (
+    select dead.*, c.job_id is not null as asked, c.reason as asked_reason from dead left join lateral (
+        select job_id, reason from {{schema}}.cancel_request where job_id = dead.job_id limit 1) c on true
 ), ready as (
     insert into {{schema}}.ready (job_id, queue, priority, attempt, failures, crashes)
-    select job_id, queue, priority, attempt, failures, crashes + 1 from u where crashes = 0 and $3::int4 > 1
+    select job_id, queue, priority, attempt, failures, crashes + 1
+    from u where crashes = 0 and $3::int4 > 1 and not asked
     on conflict do nothing
 ), scheduled as (
     insert into {{schema}}.scheduled (job_id, run_at, reason, queue, priority, attempt, failures, crashes)
     select job_id, statement_timestamp() + crashes * (0.5 + random()) * interval '1 second', 'crash',
            queue, priority, attempt, failures, crashes + 1
-    from u where crashes > 0 and crashes + 1 < $3::int4
+    from u where crashes > 0 and crashes + 1 < $3::int4 and not asked
     on conflict do nothing
 ), finished as (
     insert into {{schema}}.finished
         (job_id, state, claimed_at, queue, priority, worker_id, attempt, failures, crashes, reason)
-    select job_id, 'discarded', claimed_at, queue, priority, worker_id, attempt, failures, crashes + 1,
-           format('its worker died with it %s times', crashes + 1)
-    from u where crashes + 1 >= $3::int4
+    select job_id, case when asked then 'cancelled' else 'discarded' end, claimed_at, queue, priority,
+           worker_id, attempt, failures, crashes + 1,
+           case when asked then asked_reason else format('its worker died with it %s times', crashes + 1) end
+    from u where asked or crashes + 1 >= $3::int4
     on conflict do nothing
 ), e as (
     insert into {{schema}}.attempt_error
@@ -117,9 +122,10 @@ with s as materialized (
     on conflict do nothing
 ), n as materialized (
     select count({NOTIFY}) as sent from (
-        select distinct queue from u where crashes = 0 and $3::int4 > 1) q
+        select distinct queue from u where crashes = 0 and $3::int4 > 1 and not asked) q
 )
-select u.job_id, u.attempt, u.queue, u.worker_id, u.crashes + 1 >= $3::int4, (select sent from n), j.kind
+select u.job_id, u.attempt, u.queue, u.worker_id, u.crashes + 1 >= $3::int4 and not u.asked,
+       (select sent from n), j.kind
 from u left join lateral (select kind from {{schema}}.job where id = u.job_id limit 1) j on true
 """
 
