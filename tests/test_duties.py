@@ -320,6 +320,14 @@ def test_what_a_discard_callback_is_told_of_a_job_that_no_attempt_failed(store: 
     assert (last.type, last.message) == ("jobq.NotStarted", "too late to start")
 
 
+def test_a_release_is_not_stopped_by_a_job_that_somebody_wrote_into_ready_by_hand(store: Storage) -> None:
+    first, second = store.enqueue(2)
+    store.claim(OLD)
+    store.sql("insert into jobq.ready (job_id, queue, priority, attempt) values (%s, 'default', 0, 1)", first)
+    assert store.run(release(SCHEMA, OLD)) == [first, second]
+    assert (store.count("running"), store.count("ready")) == (0, 2)
+
+
 # -- promotion -------------------------------------------------------------------------------------
 
 

@@ -150,11 +150,13 @@ with s as materialized (
 ), i as (
     insert into {{schema}}.ready (job_id, queue, priority, attempt, failures, crashes)
     select job_id, queue, priority, attempt, failures, crashes from u where not asked
+    on conflict do nothing
 ), f as (
     insert into {{schema}}.finished
         (job_id, state, claimed_at, queue, priority, worker_id, attempt, failures, crashes, reason)
     select job_id, 'cancelled', claimed_at, queue, priority, worker_id, attempt, failures, crashes, reason
     from u where asked
+    on conflict do nothing
 ), n as materialized (
     select count({NOTIFY}) as sent from (select distinct queue from u) q
 )
