@@ -20,11 +20,12 @@ from tests.support.inprocess import working
 from tests.support.polling import eventually_async
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from jobq.embedded import Databases, EmbeddedPostgres
 
-NO_KIND: Final[Any] = None
+NOTHING: Final[Any] = None
+NO_CONFIG: Final[Any] = {}
 # What may be refused where it is given; a driver's or a server's error may not come out.
 REFUSED: Final = (jobq.ConfigError, jobq.ArgumentsError, jobq.JobNotFound)
 
@@ -183,7 +184,7 @@ def test_a_client_of_anything_is_refused_by_name_or_made(settings: dict[str, Any
         ("abc", "item 0: a NewJob, not an object of str"),
         ([None], "item 0: a NewJob, not an object of NoneType"),
         ([jobq.NewJob("k", 1), {"kind": "k"}], "item 1: a NewJob, not an object of dict"),
-        ([jobq.NewJob(NO_KIND, 1)], "item 0: kind=None"),
+        ([jobq.NewJob(NOTHING, 1)], "item 0: kind=None"),
         ([jobq.NewJob("k", 1, tags="abc")], "item 0: tags='abc': a sequence of strings"),
     ],
 )
@@ -205,6 +206,73 @@ def test_a_generator_that_raises_midway_makes_nothing_and_its_own_error_comes_ou
     assert tx.execute("select count(*) from jobq.job where kind = 'generated'").fetchone() == (0,)
     tx.rollback()
     assert client.enqueue("after", None).inserted
+
+
+class Unhashable(type):
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(cls, other: object) -> bool:
+        return True
+
+
+class Strange(metaclass=Unhashable):
+    """An object whose class cannot be looked up in a dictionary."""
+
+
+@pytest.mark.parametrize(
+    ("misuse", "error", "message"),
+    [
+        (lambda a, _: jobq.Worker(a, NOTHING), jobq.ConfigError, "jobs=None: a jobq.Jobs"),
+        (lambda a, _: jobq.Worker(a, jobq.Jobs(), NO_CONFIG), jobq.ConfigError, "config={}: a jobq"),
+        (lambda _, c: jobq.Worker(c, jobq.Jobs()), jobq.ConfigError, "pass a jobq.AsyncClient"),
+        (lambda _, c: c.enqueue("k", tx=0), jobq.TransactionError, "tx=builtins.int"),
+        (lambda _, c: c.enqueue("k", tx=Strange()), jobq.TransactionError, "Strange: not a connection"),
+        (lambda _, c: c.enqueue("k", tx=c.pool), jobq.TransactionError, "OwnPool: not a connection"),
+        (lambda _, c: jobq.Jobs().include(NOTHING), jobq.ConfigError, "include: a Jobs, not None"),
+        (lambda _, c: jobq.JobType("k", dict, aliases=NOTHING), jobq.ConfigError, "aliases=None: a sequence"),
+        (lambda _, c: jobq.migrate(NOTHING), jobq.ConfigError, "migrate.. takes a connection string"),
+        (lambda _, c: jobq.migrate("", schema=NOTHING), jobq.ConfigError, "schema=None"),
+    ],
+)
+def test_other_misuse_is_named(
+    address: str,
+    client: jobq.Client,
+    misuse: Callable[[jobq.AsyncClient, jobq.Client], object],
+    error: type[jobq.Error],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        misuse(jobq.AsyncClient(address), client)
+
+
+@pytest.mark.parametrize("grace", [5, timedelta(-1), timedelta.max, "x"])
+async def test_a_worker_is_not_stopped_with_a_grace_that_is_none(address: str, grace: Any) -> None:
+    worker = jobq.Worker(jobq.AsyncClient(address), jobq.Jobs())
+    with pytest.raises(jobq.ConfigError, match=r"^Worker\.stop: grace="):
+        await worker.stop(grace=grace)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("lock_timeout_s", float("nan")),
+        ("lock_timeout_s", -1),
+        ("lock_timeout_s", 1e300),
+        ("lock_timeout_s", "2"),
+        ("attempts", 0),
+        ("attempts", "x"),
+    ],
+)
+def test_a_migration_refuses_settings_that_cannot_be(empty_dsn: str, setting: str, value: Any) -> None:
+    with pytest.raises(jobq.ConfigError, match=f"^{setting}="):
+        jobq.migrate(empty_dsn, **{setting: value})
+
+
+def test_a_closed_connection_is_not_taken_for_one_in_a_transaction(address: str) -> None:
+    connection = psycopg.connect(address)
+    connection.close()
+    with pytest.raises(jobq.TransactionError, match="the connection is closed"):
+        jobq.migrate(connection)
 
 
 # -- what SQL can make -----------------------------------------------------------------------------

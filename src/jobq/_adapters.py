@@ -77,10 +77,13 @@ _Lookup: TypeAlias = Callable[[type], "_Library | None"]
 def _find(tx: object, wanted: _Lookup, other: _Lookup, other_client: str) -> _Library:
     kind = type(tx)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    found = wanted(kind)
+    try:
+        found, foreign = wanted(kind), other(kind)
+    except TypeError:  # a class without a hash
+        found = foreign = None
     if found is not None:
         return found
-    if other(kind) is not None:
+    if foreign is not None:
         raise TransactionError(f"tx={name}: this connection goes with {other_client}. {ACCEPTED}")
     raise TransactionError(f"tx={name}: not a connection that jobq knows. {ACCEPTED}")
 

@@ -14,6 +14,7 @@ from jobq._errors import ConfigError, DuplicateKind
 from jobq._jobtype import JobType, check_aliases
 from jobq._json import encode
 from jobq._limits import MAX_RESULT_BYTES
+from jobq._messages import shown
 from jobq._schedule import make_schedule
 from jobq._signature import Mode, RunIn, UnresolvedAnnotation, args_type_of, mode_of, name_of
 
@@ -321,6 +322,8 @@ class Jobs:
             ConfigError: it is this one, or both declare a schedule of one name.
             DuplicateKind: both declare a kind; then nothing is taken over.
         """
+        if not isinstance(cast("object", other), Jobs):
+            raise ConfigError(f"include: a Jobs, not {shown(other)}")
         if other is self:
             raise ConfigError("include: a Jobs cannot include itself")
         self._check_schedules(other._schedules)

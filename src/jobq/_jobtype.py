@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack, cast, overload
 
 from jobq._arguments import ArgumentsDecoder, Upgrade, check_arguments, describe_type
@@ -9,6 +10,7 @@ from jobq._backoff import DEFAULT_BACKOFF, guarded
 from jobq._errors import ArgumentsEncodeError, ConfigError, DuplicateKind
 from jobq._json import encode
 from jobq._limits import MAX_ARGUMENTS_BYTES
+from jobq._messages import shown
 from jobq._options import (
     DEFAULTS,
     JobOptions,
@@ -21,7 +23,7 @@ from jobq._options import (
 from jobq._unique import Unique
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import UnionType
 
     from jobq._backoff import Backoff
@@ -255,8 +257,8 @@ def check_aliases(kind: str, aliases: Sequence[str]) -> tuple[str, ...]:
         ConfigError: they are no sequence of names.
         DuplicateKind: they repeat one another, or the kind.
     """
-    if isinstance(aliases, str):
-        raise ConfigError(f"aliases={aliases!r}: a sequence of kinds, such as a list")
+    if isinstance(aliases, str) or not isinstance(cast("object", aliases), Iterable):
+        raise ConfigError(f"aliases={shown(aliases)}: a sequence of kinds, such as a list")
     checked = tuple(check_kind(alias) for alias in aliases)
     if len({kind, *checked}) <= len(checked):
         raise DuplicateKind(f"aliases={list(checked)}: the kind {kind!r} and its aliases repeat one another")

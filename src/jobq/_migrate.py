@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import psycopg
 import psycopg_pool
@@ -23,6 +23,7 @@ from psycopg.pq import TransactionStatus
 
 from jobq._enqueue import enqueue_sql
 from jobq._errors import ConfigError, DatabaseError, Error, TransactionError
+from jobq._messages import shown
 from jobq._operation import Call, Operation, in_schema, run, run_async
 from jobq._postgres import (
     async_cursor,
@@ -53,6 +54,7 @@ AsyncTarget: TypeAlias = "str | psycopg.AsyncConnection[Any] | psycopg_pool.Asyn
 LOCK_TIMEOUT_S: Final = 2.0
 LOCK_ATTEMPTS: Final = 10
 LOCK_PAUSE_S: Final = 1.0
+_LONGEST_LOCK_TIMEOUT_S: Final = 86_400.0
 # How long to wait, each time, for another process that migrates the same schema.
 TURN_TIMEOUT_S: Final = 60.0
 
@@ -108,7 +110,16 @@ def pending_migrations(schema: str) -> Operation[list[Migration]]:
 def migrate_schema(
     schema: str, *, lock_timeout_s: float = LOCK_TIMEOUT_S, attempts: int = LOCK_ATTEMPTS
 ) -> Operation[list[str]]:
-    """Bring the schema up to this code's version; return the names of what was applied."""
+    """Bring the schema up to this code's version; return the names of what was applied.
+
+    Raises:
+        ConfigError: a setting that cannot be.
+    """
+    is_number = isinstance(cast("object", lock_timeout_s), int | float)
+    if not is_number or not 0 < lock_timeout_s <= _LONGEST_LOCK_TIMEOUT_S:
+        raise ConfigError(f"lock_timeout_s={shown(lock_timeout_s)}: more than 0 seconds, at most a day")
+    if not isinstance(cast("object", attempts), int) or attempts < 1:
+        raise ConfigError(f"attempts={shown(attempts)}: 1 or more tries")
     applied: list[str] = []
     for migration in (yield from pending_migrations(schema)):
         if not (yield from _apply(schema, migration, lock_timeout_s, attempts)):
@@ -227,9 +238,10 @@ def migrate(
         The names of the migrations that this call applied, oldest first.
 
     Raises:
+        ConfigError: the schema's name or a setting cannot be.
         SchemaTooNew: the schema has moved past this code.
         SchemaError: the server is older than PostgreSQL 14, or the database's encoding is not UTF8.
-        TransactionError: the connection is in a transaction.
+        TransactionError: the connection is in a transaction, or closed.
         DatabaseUnavailable, DatabaseError: the server could not be reached, or refused.
     """
     validate_schema_name(schema)
@@ -332,6 +344,8 @@ def _wrong_target(target: object, verb: str, accepted: str) -> ConfigError:
 
 
 def _refuse_transaction(status: TransactionStatus) -> None:
+    if status == TransactionStatus.UNKNOWN:
+        raise TransactionError("the connection is closed")
     if status != TransactionStatus.IDLE:
         raise TransactionError(
             "the connection is in a transaction, and each migration runs in one of its own: "

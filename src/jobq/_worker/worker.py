@@ -7,9 +7,13 @@ import logging
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
 
 from jobq._errors import ConfigError
+from jobq._jobs import Jobs
+from jobq._limits import MAX_WAIT
+from jobq._messages import shown
 from jobq._worker.config import WorkerConfig
 from jobq._worker.execution import StopReason
 from jobq._worker.exit_codes import FAST_EXIT_BASE
@@ -20,10 +24,8 @@ from jobq._worker.starting import StartAbandonedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import timedelta
 
     from jobq._client import AsyncClient
-    from jobq._jobs import Jobs
     from jobq._worker.started import StartedJobs
 
 logger = logging.getLogger("jobq.worker")
@@ -51,6 +53,10 @@ class Worker:
 
     def __init__(self, client: AsyncClient, jobs: Jobs, config: WorkerConfig | None = None) -> None:
         _check_client(client)
+        if not isinstance(cast("object", jobs), Jobs):
+            raise ConfigError(f"Worker: jobs={shown(jobs)}: a jobq.Jobs")
+        if not isinstance(cast("object", config), WorkerConfig | None):
+            raise ConfigError(f"Worker: config={shown(config)}: a jobq.WorkerConfig, or None")
         jobs.prepare()
         self._client = client
         self._jobs = jobs
@@ -109,8 +115,13 @@ class Worker:
 
         Args:
             grace: instead of the configured one; counted from the first call.
+
+        Raises:
+            ConfigError: the grace is no timedelta of 0 to 100 years.
         """
         if grace is not None:
+            if not isinstance(cast("object", grace), timedelta) or not timedelta(0) <= grace <= MAX_WAIT:
+                raise ConfigError(f"Worker.stop: grace={shown(grace)}: a timedelta from 0 to 100 years")
             self._stop_grace_s = grace.total_seconds()
         self._request_stop()
         if self._is_running:
