@@ -328,6 +328,7 @@ def test_an_action_refuses_what_it_cannot_mean(client: jobq.Client) -> None:
     with pytest.raises(jobq.ConfigError, match="move"):
         client.bulk.move(JobFilter(ids=[1]))
     assert client.operator_log() == []
+    assert client.bulk.delete(JobFilter(ids=[])).changed == 0  # no ids are no jobs
 
 
 def test_completed_jobs_are_retried_only_when_they_are_named(client: jobq.Client, store: Storage) -> None:

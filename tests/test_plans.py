@@ -32,6 +32,7 @@ from jobq._operate import get_job, job_errors, retry_job
 from jobq._operation import Call, Operation, in_schema
 from jobq._operator_log import Entry
 from jobq._outcomes import Settlement, complete, find_finished, settle
+from jobq._pauses import WAKE
 from jobq._postgres import text_params
 from jobq._retention import Rule, Walk, remove_finished
 from jobq._trim import FIRST_KEY, forget_keys
@@ -228,6 +229,7 @@ CLIENTS: Final[dict[str, Callable[[], Operation[Any]]]] = {
     "give up": lambda: _one(Call(in_schema(GIVE_UP, SCHEMA), (KEYS, [1] * BATCH, [1] * BATCH))),
     "cancel": lambda: cancel_job(SCHEMA, ROWS, "no"),
     "retry": lambda: retry_job(SCHEMA, 3 * ROWS, notify=True),
+    "wake": lambda: _one(Call(in_schema(WAKE, SCHEMA), ("noop", 60.0, BATCH))),
     **{
         f"{action} in bulk, {state}": functools.partial(in_bulk, action, state)
         for action, states in APPLIES_TO.items()

@@ -108,7 +108,7 @@ class JobFilter:
         given: dict[str, Any] = {}
         for field in fields(self):
             value: Any = getattr(self, field.name)
-            if value is None or value == ():
+            if value is None or (value == () and field.name != "ids"):  # no ids choose no job
                 continue
             given[field.name] = value.total_seconds() if isinstance(value, timedelta) else value
         if self.ids is not None and len(self.ids) > MAX_NAMES:

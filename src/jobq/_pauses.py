@@ -52,7 +52,7 @@ select coalesce((select held from p), false), case when $7::bool then {ALERT} en
 
 # Jobs that were put back because their kind was paused are due within the longest such wait. Never
 # before now, where the promoters' marks have passed.
-_WAKE: Final = """
+WAKE: Final = """
 with s as materialized (
     select s.ctid as tid from {schema}.scheduled s
     cross join lateral (
@@ -139,7 +139,7 @@ def resume(
     rows = yield Call(control_sql(_RESUME, schema), params)
     if scope == "kind":
         for _ in range(_MOST_BATCHES):
-            woken = yield Call(in_schema(_WAKE, schema), (name, PUT_BACK_S[1], _WAKE_BATCH), replan=True)
+            woken = yield Call(in_schema(WAKE, schema), (name, PUT_BACK_S[1], _WAKE_BATCH), replan=True)
             if woken[0][0] < _WAKE_BATCH:
                 break
     return bool(rows[0][0])
