@@ -17,12 +17,10 @@ from jobq._duties import Registration, end, register
 from jobq._leader import Deposed, Term, elect, resign
 from jobq._options import DEFAULTS
 from jobq._periodic import Fired, fire, look, pass_over
+from jobq._periodic_declare import add_periodic, declare, prepare_schedule
 from jobq._periodic_operate import (
-    add_periodic,
-    declare,
     list_periodic,
     pause_periodic,
-    prepare_schedule,
     remove_periodic,
     resume_periodic,
     trigger_periodic,
@@ -39,7 +37,8 @@ if TYPE_CHECKING:
     import psycopg
 
     from jobq._operation import Operation, Row
-    from jobq._periodic_operate import PeriodicInfo, Prepared
+    from jobq._periodic_declare import Prepared
+    from jobq._periodic_operate import PeriodicInfo
 
 T = TypeVar("T")
 

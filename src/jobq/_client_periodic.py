@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 from jobq._client_base import documented_by
+from jobq._periodic_declare import add_periodic, prepare_schedule
 from jobq._periodic_operate import (
-    add_periodic,
     list_periodic,
     pause_periodic,
-    prepare_schedule,
     remove_periodic,
     resume_periodic,
     trigger_periodic,

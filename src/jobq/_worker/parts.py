@@ -14,7 +14,7 @@ from jobq import __version__
 from jobq._claim import restamp
 from jobq._duties import Registration
 from jobq._locks import limit_lock_waits, lock_holders
-from jobq._periodic_operate import declare, prepare_schedule
+from jobq._periodic_declare import declare, prepare_schedule
 from jobq._worker.cleaner import Cleaner, Trimmer
 from jobq._worker.completer import Completer
 from jobq._worker.control import Control
