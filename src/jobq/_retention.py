@@ -133,9 +133,15 @@ DEFAULT: Final = Retention(None, timedelta(hours=24), timedelta(days=7), timedel
 def read_retention(schema: str) -> Operation[list[Retention]]:
     """Return what holds for all queues, without gaps, and then each queue's own settings."""
     rows = yield Call(in_schema(_READ, schema))
-    own = [Retention(row[0] or None, *(_age(text) for text in row[1:])) for row in rows]
+    own = [Retention(row[0] or None, _age(row[1]), _age(row[2]), _age(row[3])) for row in rows]
     for_all = own.pop(0) if own and own[0].queue is None else DEFAULT
-    return [Retention(None, *(_or(getattr(for_all, n), getattr(DEFAULT, n)) for n in _STATES)), *own]
+    whole = Retention(
+        None,
+        _or(for_all.completed, DEFAULT.completed),
+        _or(for_all.discarded, DEFAULT.discarded),
+        _or(for_all.cancelled, DEFAULT.cancelled),
+    )
+    return [whole, *own]
 
 
 def set_retention(

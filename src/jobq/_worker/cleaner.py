@@ -52,8 +52,8 @@ class Cleaner:
         limit: rows that one statement looks at.
     """
 
-    name: Final = "retention"
-    interval_s: Final = 2.0
+    name = "retention"
+    interval_s = 2.0
 
     def __init__(self, link: Link, schema: str, counters: Counters, limit: int = BATCH) -> None:
         self._link = link
@@ -142,8 +142,8 @@ class Trimmer:
         schema: where the queue lives.
     """
 
-    name: Final = "trimming"
-    interval_s: Final = 600.0
+    name = "trimming"
+    interval_s = 600.0
 
     def __init__(self, link: Link, schema: str) -> None:
         self._link = link
