@@ -89,6 +89,7 @@ class _Place:
     """One of the processes that there should be, whichever process that is at the moment."""
 
     number: int
+    settings: bytes
     child: Child | None = None
     start_at: float = 0.0
     deaths: int = 0
@@ -99,8 +100,7 @@ class Supervisor:
 
     Args:
         command: what each process runs, see :class:`jobq._child.Child`.
-        settings: a line of JSON for each.
-        processes: how many, 1 or more.
+        settings: a line of JSON for each process, of which there are as many.
         grace_s: seconds that handlers may go on after the first signal.
         conninfo: where the database is.
         schema: where the queue lives.
@@ -110,19 +110,17 @@ class Supervisor:
     def __init__(
         self,
         command: Sequence[str],
-        settings: bytes,
+        settings: Sequence[bytes],
         *,
-        processes: int,
         grace_s: float,
         conninfo: str,
         schema: str,
         crash_limit: int,
     ) -> None:
         self._command = list(command)
-        self._settings = settings
         self._grace_s = grace_s
         self._aftercare = Aftercare(conninfo, schema, crash_limit)
-        self._places = [_Place(number + 1) for number in range(processes)]
+        self._places = [_Place(number, line) for number, line in enumerate(settings, start=1)]
         self._selector = selectors.DefaultSelector()
         self._has_worked = False  # some child has registered: the application can be loaded
         self._is_stopping = False
@@ -183,7 +181,7 @@ class Supervisor:
 
     def _start(self, place: _Place) -> None:
         try:
-            place.child = Child(self._command, self._settings)
+            place.child = Child(self._command, place.settings)
         except OSError as error:
             place.deaths += 1
             pause_s = restart_pause(place.deaths, _RNG)

@@ -13,8 +13,7 @@ dsn, child_dsn, folder, processes, grace, *acts = sys.argv[1:]
 logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
 supervisor = Supervisor(
     [sys.executable, str(Path(__file__).with_name("fakechild.py")), folder],
-    json.dumps({"dsn": child_dsn, "acts": acts}).encode(),
-    processes=int(processes),
+    [json.dumps({"dsn": child_dsn, "acts": acts}).encode()] * int(processes),
     grace_s=float(grace),
     conninfo=dsn,
     schema="jobq",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -22,8 +23,10 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from jobq._errors import ConfigError
+from jobq._logging import set_current_job
 from jobq._outcomes import Failure, Settlement
 from jobq._types import Job
+from jobq._worker import childlogs
 from jobq._worker.decide import hand_back, on_exception, on_failure
 from jobq._worker.outcome import Completion
 
@@ -80,11 +83,14 @@ class _Child:
         is_linux = sys.platform == "linux"
         end = os.pidfd_open(self.process.pid or 0) if is_linux else self.process.sentinel
         try:
-            wait([self.pipe, end])
-            if not self.pipe.poll():
-                raise EOFError
-            outcome: Completion | Settlement = self.pipe.recv()
-            return outcome
+            while True:
+                wait([self.pipe, end])
+                if not self.pipe.poll():
+                    raise EOFError
+                item: Any = self.pipe.recv()
+                if not childlogs.handle(item):
+                    outcome: Completion | Settlement = item
+                    return outcome
         finally:
             if is_linux:
                 os.close(end)
@@ -173,7 +179,8 @@ class ProcessCall:
                 raise ProcessKilled
         fn = self._handler.fn
         try:
-            child.pipe.send((fn.__module__, fn.__qualname__, self._job.fields(), self._raw))
+            level = logging.getLogger().getEffectiveLevel()
+            child.pipe.send((fn.__module__, fn.__qualname__, self._job.fields(), self._raw, level))
             outcome = child.answer()
         except (EOFError, OSError):
             self._runner.discard(child)
@@ -222,14 +229,18 @@ def _serve(pipe: Connection) -> None:
     signal.signal(signal.SIGTERM, _raise_terminated)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    sender = childlogs.Sender(pipe)
     while True:
         try:
-            module, name, fields, raw = pipe.recv()
+            module, name, fields, raw, level = pipe.recv()
         except EOFError:
             return
-        outcome = _run(_find(module, name), Job(*fields), raw)
-        pipe.send(outcome)
+        handler = _find(module, name)
+        childlogs.forward(sender, level)  # after the import, which may have configured logging
+        outcome = _run(handler, Job(*fields), raw)
+        sender.send(outcome)
         if isinstance(outcome, Settlement) and outcome.to == "ready":
+            sender.close()
             return
 
 
@@ -257,6 +268,7 @@ def _find(module: str, name: str) -> Handler[Any, Any]:
 
 
 def _run(handler: Handler[Any, Any], job: Job, raw: str | None) -> Completion | Settlement:
+    set_current_job(job)
     try:
         _State.runs_handler = True
         result = handler.fn(job, handler.decode(raw or "null"))

@@ -17,6 +17,7 @@ from jobq._messages import shown
 from jobq._worker.config import WorkerConfig
 from jobq._worker.execution import StopReason
 from jobq._worker.exit_codes import FAST_EXIT_BASE
+from jobq._worker.http import WorkerHttp
 from jobq._worker.parts import CANCEL_S, Parts
 from jobq._worker.report import WorkerHealth, WorkerReport, WorkerStats
 from jobq._worker.signals import SecondSignal, SignalCount, end_process
@@ -24,6 +25,7 @@ from jobq._worker.starting import StartAbandonedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from wsgiref.types import WSGIApplication
 
     from jobq._client import AsyncClient
     from jobq._worker.started import StartedJobs
@@ -140,6 +142,31 @@ class Worker:
         if self._stop.is_set():
             return WorkerHealth(health.alive, ready=False, problems=(*health.problems, "it stops"))
         return health
+
+    def serve_http(
+        self,
+        port: int,
+        *,
+        host: str = "0.0.0.0",  # noqa: S104 - probes come from outside of a container
+        metrics: WSGIApplication | None = None,
+    ) -> WorkerHttp:
+        """Serve this worker's ``/livez``, ``/readyz`` and ``/metrics``, from threads of their own.
+
+        ``/livez`` fails when the event loop stands still for two heartbeats; the database plays no part
+        in it. ``/readyz`` fails while the worker takes no jobs: see :meth:`health`.
+
+        Args:
+            port: to listen on, 0 for one that is free.
+            host: the address to listen on; all of them by default.
+            metrics: a WSGI application that answers ``/metrics``; see ``jobq.integrations.prometheus``.
+
+        Returns:
+            The server, with its ``port``; to be closed, or entered by ``with``.
+
+        Raises:
+            ConfigError: nothing can listen there.
+        """
+        return WorkerHttp(self.health, host, port, metrics)
 
     def _request_stop(self) -> None:
         if self._stop_asked_at is None:

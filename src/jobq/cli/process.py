@@ -172,6 +172,7 @@ async def _work(link: SupervisorLink, settings: ProcessSettings, jobs: Jobs) -> 
 
         handle_signals(loop, link, stop)
         link.watch(stop_from_thread, settings.grace_s)
+        serve_http(worker, settings)
         try:
             report = await worker.run(handle_signals=False)
         except ConfigError:
@@ -191,6 +192,22 @@ async def _work(link: SupervisorLink, settings: ProcessSettings, jobs: Jobs) -> 
     # process that has announced its end does the supervisor know that it must not.
     link.note_ending(0)
     return 0
+
+
+def serve_http(worker: Worker, settings: ProcessSettings) -> None:
+    """Serve probes and metrics where the settings say so, until the process ends.
+
+    Raises:
+        ConfigError: nothing can listen there.
+    """
+    if settings.http_port is None:
+        return
+    metrics = None
+    if importlib.util.find_spec("prometheus_client") is not None:
+        from jobq.integrations.prometheus import metrics_app  # noqa: PLC0415 - where it is installed
+
+        metrics = metrics_app(worker, settings.dsn, schema=settings.schema)
+    worker.serve_http(settings.http_port, host=settings.http_host, metrics=metrics)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -6,13 +6,11 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
 
 import msgspec
 
 from jobq._worker.config import WorkerConfig
-
-_LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
+from jobq.cli.logs import LogFormat, make_handler
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,8 @@ class ProcessSettings:
         dsn: the database; ``schema``: the queue's schema there.
         queues: slots for each queue.
         lease_s, heartbeat_s, grace_s: seconds, see :class:`WorkerConfig`.
-        log_level: the level's name.
+        log_level: the level's name; ``log_format``: the form of its lines.
+        http_host, http_port: where probes and metrics are served, ``None`` for nowhere.
     """
 
     application: str
@@ -35,6 +34,15 @@ class ProcessSettings:
     heartbeat_s: float
     grace_s: float
     log_level: str
+    log_format: LogFormat = "text"
+    http_host: str = ""
+    http_port: int | None = None
+
+    def of_process(self, number: int) -> ProcessSettings:
+        """Return those of one process, counted from 0: each has a port of its own, one after the other."""
+        if not self.http_port:
+            return self
+        return dataclasses.replace(self, http_port=self.http_port + number)
 
     def worker_config(self) -> WorkerConfig:
         """Return the worker's configuration.
@@ -51,7 +59,7 @@ class ProcessSettings:
 
     def configure_logging(self) -> None:
         """Have this process log to standard error, as all processes of this worker do."""
-        logging.basicConfig(level=self.log_level.upper(), format=_LOG_FORMAT)
+        logging.basicConfig(level=self.log_level.upper(), handlers=[make_handler(self.log_format)])
 
     def to_line(self) -> bytes:
         """Return it as JSON on one line."""

@@ -13,10 +13,12 @@ from jobq._supervisor import Supervisor
 from jobq._worker.config import DEFAULT_SLOTS
 from jobq.cli.application import split_application
 from jobq.cli.common import DSN_OPTION, SCHEMA_OPTION, explain_errors, require_dsn
+from jobq.cli.logs import LOG_FORMATS, LogFormat
 from jobq.cli.settings import ProcessSettings
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 _MOST_PROCESSES: Final = 256
+_LAST_PORT: Final = 65_535
 _MOST_DIGITS: Final = 6  # of a number of slots; how many there may be is the worker's to say
 
 
@@ -50,6 +52,18 @@ def parse_queues(
             raise click.BadParameter(f"queue {queue!r} is given twice")
         queues[queue] = int(slots)
     return queues
+
+
+def parse_address(
+    _context: click.Context, _option: click.Parameter, value: str | None
+) -> tuple[str, int] | None:
+    """Return where to listen: a port alone is for all addresses."""
+    if value is None:
+        return None
+    host, _, port = value.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and int(port) <= _LAST_PORT):
+        raise click.BadParameter(f"{value!r}: write [HOST:]PORT, such as 9000 or 127.0.0.1:9000")
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - probes come from outside
 
 
 @click.command()
@@ -104,6 +118,19 @@ def parse_queues(
     show_default=True,
     help="What goes to standard error.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    default="text",
+    show_default=True,
+    help="Lines for people, or one JSON object each.",
+)
+@click.option(
+    "--http",
+    callback=parse_address,
+    metavar="[HOST:]PORT",
+    help="Serve /livez, /readyz and /metrics there; the second process on the next port, and so on.",
+)
 @explain_errors
 def worker(
     application: str,
@@ -115,6 +142,8 @@ def worker(
     heartbeat: float,
     grace: float,
     log_level: str,
+    log_format: LogFormat,
+    http: tuple[str, int] | None,
 ) -> None:
     """Run the jobs of MODULE:ATTRIBUTE, a jobq.Jobs, until SIGTERM or Ctrl-C.
 
@@ -132,14 +161,18 @@ def worker(
         heartbeat_s=heartbeat,
         grace_s=grace,
         log_level=log_level,
+        log_format=log_format,
+        http_host=http[0] if http else "",
+        http_port=http[1] if http else None,
     )
+    if http is not None and http[1] + processes - 1 > _LAST_PORT:
+        raise click.UsageError(f"--http: {processes} processes need as many ports from {http[1]} on")
     config = settings.worker_config()
     check_database(settings.dsn, schema)
     settings.configure_logging()
     supervisor = Supervisor(
         [sys.executable, "-m", "jobq.cli.process"],
-        settings.to_line(),
-        processes=processes,
+        [settings.of_process(number).to_line() for number in range(processes)],
         grace_s=grace,
         conninfo=settings.dsn,
         schema=schema,
