@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeV
 import psycopg.conninfo
 
 from jobq._backpressure import Backpressure
-from jobq._enqueue import JobRow, enqueue_many, enqueue_one
+from jobq._enqueue import JobRow, enqueue_atomically, enqueue_many, enqueue_one
 from jobq._errors import ClientClosed, ConfigError, MiddlewareError
 from jobq._jobtype import JobType, NewJob, prepare, prepare_many
 from jobq._limits import MAX_ARGUMENTS_BYTES
@@ -283,9 +283,9 @@ class ClientBase(Generic[P, C]):
                 f"{MAX_CALL_CHARACTERS:,}: make several calls, in one transaction if they belong together"
             )
         rows = [JobRow(name, text, *resolved) for name, text, resolved in prepared]
-        operation = enqueue_many(self.schema, rows, notify=self.notify)
         unique = any(row.unique_key is not None for row in rows)
-        operation = atomic(operation) if own and unique else operation
+        make = enqueue_atomically if own and unique else enqueue_many
+        operation = make(self.schema, rows, notify=self.notify)
         if self._backpressure is None:
             return operation
         return self._backpressure.guarded((resolved for _, _, resolved in prepared), operation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from jobq._enqueue_unique import enqueue_unique
+from jobq._errors import DatabaseError
 from jobq._insert import (
     COLUMNS,
     NAMES,
@@ -17,7 +18,7 @@ from jobq._insert import (
     notify_queues,
     parameters,
 )
-from jobq._operation import Call, Operation
+from jobq._operation import Call, Operation, atomic
 from jobq._types import Enqueued
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "ENQUEUE_ONE",
     "NOTIFY",
     "JobRow",
+    "enqueue_atomically",
     "enqueue_many",
     "enqueue_one",
     "enqueue_sql",
@@ -93,3 +95,23 @@ def enqueue_many(schema: str, rows: Sequence[JobRow], *, notify: bool) -> Operat
         return (yield from enqueue_unique(schema, rows, notify=notify))
     answer = yield Call(enqueue_sql(ENQUEUE_MANY, schema), parameters(rows, notify=notify))
     return [Enqueued(line[0], inserted=True) for line in answer]
+
+
+# A deadlock between calls with unique keys is possible where one of them has to look again for a key while it
+# holds others. The transaction being ours, it is simply done again.
+_DEADLOCK: Final = "40P01"
+_TRIES: Final = 5
+
+
+def enqueue_atomically(schema: str, rows: Sequence[JobRow], *, notify: bool) -> Operation[list[Enqueued]]:
+    """Make many jobs in a transaction of their own, on a psycopg connection in autocommit. See `enqueue_many`.
+
+    With unique keys several statements may follow: together, and each with its own snapshot.
+    """
+    for last in (*[False] * (_TRIES - 1), True):
+        try:
+            return (yield from atomic(enqueue_many(schema, rows, notify=notify)))
+        except DatabaseError as error:
+            if last or getattr(error.__cause__, "sqlstate", None) != _DEADLOCK:
+                raise
+    raise AssertionError

@@ -15,14 +15,20 @@ Three rules make it free of races at any isolation level:
 * locks are taken in one order: keys in their own order, then waiting jobs in `ready`, then those in
   `scheduled`, each in ctid order.
 
-A job that waits is replaced only before its first start, and by rows of its own: a claim whose snapshot
-is older finds the row that it saw gone or newer, and cannot start the job with the arguments of before.
-Within a lane a replaced job keeps its place, or one that is replaced often would never come up.
+Whoever is to replace waits for others who do, by an advisory lock for each key, taken before the statement
+begins: so its snapshot shows what they left. Without, of twenty who replace one job nineteen would find
+that it has moved, and again of those nineteen; and calls with many keys, which would come back for some
+while they hold others, would deadlock. From `MAX_LOCKED_KEYS` on a call does without.
+
+A job that waits is replaced only before its first start, and its row there becomes another: a claim whose
+snapshot is older finds the row that it saw gone or newer, and cannot start the job with the arguments of
+before. Within a lane a replaced job keeps its place, or one that is replaced often would never come up.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jobq._errors import JobConflict, UniqueConflict
@@ -159,20 +165,23 @@ ENQUEUE_REPLACE: Final = f"""{_keys(max_wait=True)}, gate as materialized (
     delete from {{schema}}.ready r using m
     where r.ctid = m.tid and m.was_ready and m.run_at > statement_timestamp()
     returning m.*
-), from_scheduled as (
-    delete from {{schema}}.scheduled s using m where s.ctid = m.tid and not m.was_ready
+), postponed as (
+    update {{schema}}.scheduled s set priority = m.priority, run_at = m.run_at
+    from m where s.ctid = m.tid and not m.was_ready and m.run_at > statement_timestamp()
     returning m.*
-), left_place as materialized (
-    select * from from_ready union all select * from from_scheduled
+), from_scheduled as (
+    delete from {{schema}}.scheduled s using m
+    where s.ctid = m.tid and not m.was_ready and m.run_at <= statement_timestamp()
+    returning m.*
 ), to_ready as (
     insert into {{schema}}.ready (job_id, queue, priority)
-    select holder, old_queue, priority from left_place where {_IS_DUE}
+    select holder, old_queue, priority from from_scheduled
 ), to_scheduled as (
     insert into {{schema}}.scheduled (job_id, run_at, reason, queue, priority)
-    select holder, run_at, 'scheduled', old_queue, priority from left_place
-    where run_at > statement_timestamp()
+    select holder, run_at, 'scheduled', old_queue, priority from from_ready
 ), moved as materialized (
-    select * from kept union all select * from left_place
+    select * from kept union all select * from postponed
+    union all select * from from_ready union all select * from from_scheduled
 ), rewritten as (
     update {{schema}}.job j set args = moved.args::jsonb
     from moved where j.ctid = moved.job_tid and moved.conflict & {REPLACE["args"]} <> 0
@@ -187,6 +196,9 @@ select id, (key is null or id in (select job_id from won)) and (select is_open f
        new_generation, id in (select id from moved), (select sent from n)
 from k order by ord
 """
+
+# In the order of the array.
+LOCK_KEYS: Final = "select count(pg_advisory_xact_lock(k.id)::text) from unnest($1::int8[]) k(id)"
 
 # Who was faster than this call, which a new statement sees; unless he held the key for a slot that has
 # passed, or is gone.
@@ -212,6 +224,9 @@ delete from {schema}.unique_key where ctid = any (array(
 # A key can be lost and then given up (the winner rolled back) again and again only while others
 # keep fighting for it; this many rounds are far beyond what was ever seen.
 MAX_UNIQUE_ROUNDS: Final = 10
+
+# All locks of a server share a table of some thousands.
+MAX_LOCKED_KEYS: Final = 100
 
 # From so many jobs on a call is planned anew (1 ms): a plan from when the tables were empty would read
 # them whole for each key.
@@ -244,6 +259,9 @@ def enqueue_unique(schema: str, rows: Sequence[JobRow], *, notify: bool) -> Oper
         JobConflict: other transactions fought for a key for too long.
     """
     first, again = _split(rows)
+    locks = sorted({_lock_id(schema, row) for row in rows if _conflict(row) in _REPLACING})
+    if 0 < len(locks) <= MAX_LOCKED_KEYS:
+        yield Call(LOCK_KEYS, (locks,))
     made = yield from _make(schema, {i: rows[i] for i in first}, notify=notify)
     later: dict[int, Enqueued] = {}
     overlays = _overlays(rows, again)
@@ -264,6 +282,12 @@ _REPLACING: Final = range(1, RAISE)
 
 def _conflict(row: JobRow) -> int:
     return RETURN if row.unique is None else row.unique.rule.conflict
+
+
+def _lock_id(schema: str, row: JobRow) -> int:
+    assert row.unique_key is not None
+    digest = hashlib.sha256(f"jobq.unique:{schema}:".encode() + row.unique_key).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def _split(rows: Sequence[JobRow]) -> tuple[list[int], dict[int, int]]:
