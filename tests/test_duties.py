@@ -19,9 +19,10 @@ from jobq._cancel import Cancellation, cancel_job
 from jobq._control import apply_requests
 from jobq._duties import discarded, end, expire, next_orphan, promote, renew, rescue
 from jobq._enqueue import enqueue_many
-from jobq._errors import DatabaseError, JobConflict, JobNotFound
+from jobq._errors import DatabaseError, DatabaseUnavailable, JobConflict, JobNotFound
 from jobq._filter import JobFilter
 from jobq._leader import Term, elect
+from jobq._locks import limit_lock_waits, lock_holders
 from jobq._operate import retry_job
 from jobq._operator_log import Entry
 from jobq._outcomes import Settlement, complete, release, settle
@@ -136,6 +137,28 @@ def test_a_sweep_that_was_overtaken_by_a_renewal_does_not_end_it(
         assert store.run(renew(SCHEMA, OLD, 60.0))
     assert ended == [[]]
     assert store.run(renew(SCHEMA, OLD, 60.0))
+
+
+@pytest.mark.matrix
+def test_who_keeps_others_from_a_table_is_named(store: Storage, other: Storage) -> None:
+    assert store.run(lock_holders(SCHEMA)) == []
+    other.sql("begin")
+    other.sql("select from jobq.job for update")
+    assert store.run(lock_holders(SCHEMA)) == [], "what statements hold keeps nobody waiting"
+    other.sql("lock table jobq.running in exclusive mode")
+    [holder] = store.run(lock_holders(SCHEMA))
+    assert (holder.table, holder.pid) == ("running", other.pid)
+    assert holder.for_s == pytest.approx(0.0, abs=5.0)
+    assert str(holder).startswith(f"table running is locked by server process {other.pid} for ")
+    assert str(holder).endswith("(lock table jobq.running in exclusive mode)")
+    store.run(limit_lock_waits(0.05))
+    with pytest.raises(DatabaseUnavailable, match="lock timeout"):
+        store.run(release(SCHEMA, OLD))
+    store.run(limit_lock_waits(0))
+    other.sql("prepare transaction 'held'")
+    [holder] = store.run(lock_holders(SCHEMA))
+    assert str(holder) == "table running is locked by a prepared transaction"
+    other.sql("rollback prepared 'held'")
 
 
 # -- rescue ----------------------------------------------------------------------------------------
