@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool
 
 import jobq
+from jobq._driver_errors import map_error
 from jobq._migrate import migration_script, pending
 from jobq._schema import all_migrations
 
@@ -140,6 +141,30 @@ async def test_the_advice_names_the_schema(empty_dsn: str, schema: str, advice: 
             with pytest.raises(jobq.SchemaMissing) as told:
                 await verb
             assert advice in str(told.value)
+
+
+class Told(Exception):
+    """A server's error as any driver brings it."""
+
+    def __init__(self, sqlstate: str, text: str) -> None:
+        super().__init__(text)
+        self.sqlstate = sqlstate
+
+
+@pytest.mark.parametrize(
+    ("told", "advice"),
+    [
+        (Told("42P01", 'relation "other.job" does not exist'), "migrate --schema other`"),
+        (Told("42P01", "la relation « other.job » n'existe pas"), "migrate --schema other`"),
+        (Told("42P01", "Relation »other.job« existiert nicht"), "migrate --schema other`"),
+        (Told("42P01", 'relation "orders" does not exist'), "with --schema, where it is not jobq"),
+        (Told("42883", "function other.enqueue(text) does not exist"), "migrate --schema other`"),
+        (Told("42703", 'column "x" of relation "job" does not exist'), "with --schema, where it is not jobq"),
+        (Told("42P01", 'relation "jobq.job" does not exist'), "run `jobqctl migrate`,"),
+    ],
+)
+def test_the_advice_is_good_in_the_servers_language(told: Told, advice: str) -> None:
+    assert advice in str(map_error(told))
 
 
 async def test_s70_a_schema_from_the_future_is_served_as_long_as_it_says_so(dsn: str) -> None:

@@ -46,7 +46,7 @@ _CONFLICT_CLASS: Final = "40"  # serialization failure, deadlock: the same again
 _REFUSED_BY_LIBRARY: Final = frozenset({"InvalidRequestError", "TransactionManagementError"})
 _CHAIN_LIMIT: Final = 8
 # relation "jobq.ready" does not exist; function jobq.enqueue(text, jsonb) does not exist
-_QUALIFIED: Final = re.compile(r'["«„“](.+)\.[a-z_]+["»“”]')
+_QUALIFIED: Final = re.compile(r'["«»„“]\s*(.+?)\.[a-z_]+\s*["«»“”]')
 _CALLED: Final = re.compile(r" (\S+)\.[a-z_]+\(")
 
 
