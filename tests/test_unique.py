@@ -233,7 +233,7 @@ LATER: Final = "scheduled"
 def test_replace_changes_what_it_names_and_nothing_else(
     client: jobq.Client, store: Storage, before: str, after: str, fields: Any
 ) -> None:
-    when = {NOW: {}, LATER: {"delay": HOUR}}
+    when: dict[str, dict[str, Any]] = {NOW: {}, LATER: {"delay": HOUR}}
     first = client.enqueue("k", {"n": 1}, unique="u", priority=1, queue="q", **when[before])
     old = client.get(first.id)
     unique = Unique("u", on_conflict="replace", replace=fields)
@@ -369,13 +369,13 @@ def test_items_of_one_call_replace_one_another_in_their_order(client: jobq.Clien
         new(3),
         new(4, ["args", "run_at"], priority=4),
     ]
-    for _ in range(2):
+    for is_new in (True, False):
         made = client.enqueue_many(calls)
         job = client.get(made[0].id)
         assert {one.id for one in made} == {job.id}
+        assert [one.inserted for one in made] == [is_new, False, False, False, False]
         assert [one.replaced for one in made] == [False, True, True, False, True]
         assert (job.args, job.priority, job.state) == ({"n": 4}, 2, "ready")
-    assert not made[0].inserted
 
 
 # -- a key that somebody else now holds ----------------------------------------------------------------------

@@ -285,12 +285,14 @@ def test_a_member_that_untyped_arguments_have_not_is_refused_at_enqueue(client: 
 def test_a_unique_can_be_said_in_a_call_a_kind_a_handler_an_item_and_a_client(dsn: str, where: str) -> None:
     unique = Unique(by_args=["customer_id"])
     defaults: dict[str, Any] = {"unique": unique} if where == "client" else {}
-    kind: Any = jobq.JobType("k", Order, unique=unique) if where == "kind" else "k"
-    if where == "handler":
 
-        @jobq.Jobs().handler("k", unique=unique)
-        def kind(job: jobq.Job, args: Order) -> None: ...
+    def run(job: jobq.Job, args: Order) -> None: ...
 
+    kinds: dict[str, Any] = {
+        "kind": jobq.JobType("k", Order, unique=unique),
+        "handler": jobq.Jobs().handler("k", unique=unique)(run),
+    }
+    kind = kinds.get(where, "k")
     options: dict[str, Any] = {"unique": unique} if where in {"call", "item"} else {}
     with jobq.Client(dsn, **defaults) as client:
         if where == "item":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import threading
@@ -60,25 +61,18 @@ def client(dsn: str) -> Iterator[jobq.Client]:
 # -- against claims and promotions ----------------------------------------------------------------------
 
 
-class Paused:
-    """A claim or a promotion that has its snapshot, and waits before it looks at the first row."""
-
-    def __init__(self, store: Storage, watcher: Storage, call: Call) -> None:
-        pause = "with p as materialized (select pg_advisory_xact_lock(77)), s as materialized ("
-        sql = call.sql.replace("with s as materialized (", pause)
-        sql = sql.replace(" where ", " where (select count(*) from p) = 1 and ", 1)
-        self.call = call._replace(sql=sql)
-        self.store = store
-        self.watcher = watcher
-
-    def __enter__(self) -> list[Any]:
-        self.watcher.sql("select pg_advisory_lock(77)")
-        self._background = in_background(self.watcher, self.store.pid, lambda: self.store.call(self.call))
-        return self._background.__enter__()
-
-    def __exit__(self, *exc: object) -> None:
-        self.watcher.sql("select pg_advisory_unlock(77)")
-        self._background.__exit__(*exc)
+@contextlib.contextmanager
+def paused(store: Storage, watcher: Storage, call: Call) -> Iterator[list[Any]]:
+    """Send a claim or a promotion that has its snapshot, and waits before it looks at the first row."""
+    pause = "with p as materialized (select pg_advisory_xact_lock(77)), s as materialized ("
+    sql = call.sql.replace("with s as materialized (", pause)
+    sql = sql.replace(" where ", " where (select count(*) from p) = 1 and ", 1)
+    watcher.sql("select pg_advisory_lock(77)")
+    with in_background(watcher, store.pid, lambda: store.call(call._replace(sql=sql))) as results:
+        try:
+            yield results
+        finally:
+            watcher.sql("select pg_advisory_unlock(77)")
 
 
 def test_a_promotion_that_began_before_a_replacement_does_not_bring_the_job_up_before_its_new_time(
@@ -87,7 +81,7 @@ def test_a_promotion_that_began_before_a_replacement_does_not_bring_the_job_up_b
     unique = Unique("u", on_conflict="replace")
     first = client.enqueue("k", {"n": 1}, unique=unique, delay=HOUR)
     store.sql("update jobq.scheduled set run_at = now() - interval '1 second'")
-    with Storage(dsn) as promoter, Paused(promoter, store, hold(promote(SCHEMA, None, 10, notify=False))):
+    with Storage(dsn) as promoter, paused(promoter, store, hold(promote(SCHEMA, None, 10, notify=False))):
         assert client.enqueue("k", {"n": 2}, unique=unique, delay=HOUR).replaced
     assert store.place(first.id).table == "scheduled"
     assert client.get(first.id).args == {"n": 2}
@@ -100,14 +94,14 @@ def test_a_claim_that_began_before_a_replacement_never_starts_the_job_with_what_
 ) -> None:
     unique = Unique("u", on_conflict="replace")
     first = client.enqueue("k", {"n": 1}, unique=unique)
-    options: dict[str, Any] = {
+    ways: dict[str, dict[str, Any]] = {
         "in place": {},
         "to another lane": {"priority": 5},
         "to later": {"delay": HOUR},
-    }[way]
+    }
     with Storage(dsn) as worker:
-        with Paused(worker, store, hold(claim(SCHEMA, "default", LaneMarks().ranges(), 10, W))) as results:
-            assert client.enqueue("k", {"n": 2}, unique=unique, **options).replaced
+        with paused(worker, store, hold(claim(SCHEMA, "default", LaneMarks().ranges(), 10, W))) as results:
+            assert client.enqueue("k", {"n": 2}, unique=unique, **ways[way]).replaced
         assert results == [[]]
         if way == "to later":
             assert client.get(first.id).state == "scheduled"
@@ -198,7 +192,7 @@ def test_nobody_waits_longer_than_the_holders_transaction(
             thread.start()
         for connection in waiting:
             pid = connection.info.backend_pid
-            eventually(lambda pid=pid: is_waiting(store, pid), what="it waits for the holder")  # type: ignore[misc]
+            eventually(functools.partial(is_waiting, store, pid), what="it waits for the holder")
         getattr(holder, end_of_holder)()
         if end_of_holder == "commit":
             all_answered.wait()
@@ -355,9 +349,9 @@ class Fray:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        bodies = [lambda n=n: self._produce(n) for n in range(3)]  # type: ignore[misc]
-        bodies += [self._claim, self._claim, self._promote, self._disturb, self._opposing, self._opposing]
-        threads = [threading.Thread(target=self._body, args=(body,)) for body in bodies]
+        bodies = [functools.partial(self._produce, n) for n in range(3)]
+        others = [self._claim, self._claim, self._promote, self._disturb, self._opposing, self._opposing]
+        threads = [threading.Thread(target=self._body, args=(body,)) for body in (*bodies, *others)]
         for thread in threads:
             thread.start()
         join_all(threads, self.DURATION_S + 30)

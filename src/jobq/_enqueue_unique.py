@@ -383,7 +383,8 @@ def _name_faster(schema: str, rows: Sequence[JobRow], answers: list[_Answer]) ->
         generations = [answers[n].generation for n in lost]
         found: Rows = yield Call(in_schema(FIND_FASTER, schema), (keys, generations))
         for ordinal, job_id in found:
-            n = lost[ordinal - 1]
+            place: int = ordinal - 1
+            n = lost[place]
             if job_id != answers[n].id:  # a key that this call got, and gives up
                 answers[n] = answers[n]._replace(holder=job_id)
     return answers

@@ -57,7 +57,7 @@ def _names_of_class(cls: type) -> frozenset[str] | None:
         return frozenset(field.name for field in dataclasses.fields(cls))
     if issubclass(cls, msgspec.Struct):
         return _names_of_struct(cls)
-    if is_pydantic_model(cls):
+    if is_pydantic_model(cast("object", cls)):
         return _names_of_model(cast("Any", cls))
     return _NONE if issubclass(cls, _SCALARS) else None
 

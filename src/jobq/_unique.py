@@ -315,23 +315,26 @@ def _checked_by_args(key: str | None, by_args: object) -> bool | tuple[str, ...]
                 "arguments, or a list of their names, an empty one for the kind alone"
             )
         return by_args
-    if isinstance(by_args, str) or not isinstance(by_args, Sequence):
-        raise _refusal("by_args", by_args, "True, or a sequence of names such as a list")
     if key is not None:
         raise _refusal("by_args", by_args, "goes with no key of your own")
-    names = tuple(cast("Sequence[object]", by_args))
+    names = _sequence("by_args", by_args, "True, or a sequence of names such as a list")
     for name in names:
         if not isinstance(name, str):
-            raise _refusal("by_args", by_args, f"{shown(name)} is no name")
+            raise _refusal("by_args", names, f"{shown(name)} is no name")
     if len(set(names)) < len(names):
-        raise _refusal("by_args", by_args, "a name stands there twice")
+        raise _refusal("by_args", names, "a name stands there twice")
     return cast("tuple[str, ...]", names)
 
 
 def _checked_fields(fields: object) -> tuple[str, ...]:
-    if isinstance(fields, str) or not isinstance(fields, Sequence):
-        raise _refusal("replace", fields, f"some of {list(_ALL_FIELDS)}")
-    given = tuple(cast("Sequence[object]", fields))
-    if not given or not set(given) <= set(_ALL_FIELDS) or len(set(given)) < len(given):
-        raise _refusal("replace", fields, f"some of {list(_ALL_FIELDS)}, each once")
+    why = f"some of {list(_ALL_FIELDS)}, each once"
+    given = _sequence("replace", fields, why)
+    if not given or not all(field in _ALL_FIELDS for field in given) or len(set(given)) < len(given):
+        raise _refusal("replace", given, why)
     return tuple(field for field in _ALL_FIELDS if field in given)
+
+
+def _sequence(field: str, value: object, why: str) -> tuple[object, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise _refusal(field, value, why)
+    return tuple(cast("Sequence[object]", value))
