@@ -24,8 +24,8 @@ from jobq._options import (
     check_kind,
     declared_changes,
     resolve,
-    unique_key,
 )
+from jobq._unique import unique_key
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001
