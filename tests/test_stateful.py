@@ -23,7 +23,8 @@ from hypothesis.stateful import (
 )
 
 import jobq._outcomes
-from jobq._cancel import cancel_job
+from jobq._cancel import Cancellation, cancel_job
+from jobq._control import apply_requests
 from jobq._duties import end, promote, rescue
 from jobq._enqueue import enqueue_many
 from jobq._errors import JobConflict
@@ -55,6 +56,7 @@ class Job:
     failures: int = 0
     crashes: int = 0
     worker: int | None = None
+    is_unwanted: bool = False  # somebody asked that it be cancelled, while it ran
 
     @property
     def is_live(self) -> bool:
@@ -109,7 +111,7 @@ class Histories(RuleBasedStateMachine):
     def __init__(self, store: Storage) -> None:
         super().__init__()
         self.store = store
-        store.sql("; ".join(f"delete from jobq.{table}" for table in TABLES))
+        store.sql("; ".join(f"delete from jobq.{table}" for table in (*TABLES, "cancel_request")))
         self.jobs: dict[int, Job] = {}
         self.claims: list[Claim] = []
         self.ids = itertools.count(1)
@@ -161,11 +163,21 @@ class Histories(RuleBasedStateMachine):
         job = self._any_job(data)
         operation = cancel_job(SCHEMA, job.id, "not wanted")
         if job.table in {"ready", "scheduled"}:
-            self.store.run(operation)
+            assert self.store.run(operation) is Cancellation.CANCELLED
             job.table = "cancelled"
+        elif job.table == "running":
+            assert self.store.run(operation) is Cancellation.REQUESTED
+            job.is_unwanted = True
         else:
             with pytest.raises(JobConflict):
                 self.store.run(operation)
+
+    @rule()
+    def apply_requests(self) -> None:
+        """Nothing is left to do but to forget those whose job has ended."""
+        assert self.store.run(apply_requests(SCHEMA)) == []
+        asked = {job_id for (job_id,) in self.store.sql("select job_id from jobq.cancel_request")}
+        assert asked == {job.id for job in self.jobs.values() if job.is_unwanted and job.table == "running"}
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
@@ -179,6 +191,7 @@ class Histories(RuleBasedStateMachine):
         else:
             self.store.run(operation)
             job.failures = job.crashes = 0
+            job.is_unwanted = False
             job.ready(turn)
 
     def _any_job(self, data: st.DataObject) -> Job:
@@ -210,7 +223,7 @@ class Histories(RuleBasedStateMachine):
         job.failures += outcome in {"fail", "discard"}
         if outcome == "complete":
             job.table = "completed"
-        elif outcome == "cancel":
+        elif outcome == "cancel" or job.is_unwanted:
             job.table = "cancelled"
         elif outcome == "discard" or (outcome == "fail" and job.failures >= job.max_attempts):
             job.table = "discarded"
@@ -234,7 +247,10 @@ class Histories(RuleBasedStateMachine):
         given = self.store.run(release(SCHEMA, worker, keep))
         assert sorted(given) == sorted(job.id for job in held if job.id not in keep)
         for job_id in given:
-            self.jobs[job_id].ready(turn)
+            if self.jobs[job_id].is_unwanted:
+                self.jobs[job_id].table = "cancelled"
+            else:
+                self.jobs[job_id].ready(turn)
 
     @rule(which=st.integers(0, 1))
     def crash(self, which: int) -> None:
@@ -249,7 +265,9 @@ class Histories(RuleBasedStateMachine):
         assert {job.job_id for job in answer} == {job.id for job in orphans}
         for job in orphans:
             job.crashes += 1
-            if job.crashes == 1:
+            if job.is_unwanted:
+                job.table = "cancelled"
+            elif job.crashes == 1:
                 job.ready(turn)
             elif job.crashes < CRASH_LIMIT:
                 job.wait()
