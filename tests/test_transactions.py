@@ -353,6 +353,33 @@ async def test_bulk_scheduled_and_unique_jobs_travel_in_the_callers_transaction(
         assert count(db, "state = 'scheduled'") == 2000
 
 
+async def test_every_flavour_of_unique_key_travels_in_the_callers_transaction(
+    dsn: str, db: psycopg.Connection[Any], case_name: str
+) -> None:
+    hour = timedelta(hours=1)
+    flavours = [
+        jobq.Unique("r", on_conflict="replace", max_wait=hour),
+        jobq.Unique("e", on_conflict="raise"),
+        jobq.Unique(by_args=True, period=hour),
+        jobq.Unique(by_args=["n"], by_queue=True, until="started"),
+    ]
+    new = [jobq.NewJob(EMAIL, {"n": n}, unique=unique) for n, unique in enumerate(flavours)]
+    async with set_up(dsn, case_name) as (case, caller):
+        async with entered(case.transaction()):
+            made = [
+                await caller.enqueue(EMAIL, job.args, tx=case.tx, unique=job.options["unique"]) for job in new
+            ]
+            assert all(one.inserted for one in made)
+            again = await caller.enqueue_many([new[0], *new[2:]], tx=case.tx)
+            assert [one.id for one in again] == [made[n].id for n in (0, 2, 3)]
+            assert [one.replaced for one in again] == [True, False, False]
+            with pytest.raises(jobq.UniqueConflict) as caught:
+                await caller.enqueue_many([jobq.NewJob(EMAIL, {}), new[1]], tx=case.tx)
+            assert caught.value.job_id == made[1].id
+            assert count(db) == 0
+        assert count(db) == len(new)
+
+
 def _delay(n: int) -> Any:
     return timedelta(hours=1) if n % 10 == 0 else None
 
