@@ -25,7 +25,7 @@ from jobq._driver_errors import DRIVER_ERRORS, map_error
 from jobq._postgres import text_param
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from psycopg.abc import PQGen
     from psycopg.pq.abc import PGresult
@@ -64,40 +64,47 @@ class Direct:
     def __init__(self, connection: psycopg.BaseConnection[Any]) -> None:
         self._connection: Final = connection
         self._pgconn: Final = connection.pgconn
-        self._socket: Final = select.poll()
-        self._socket.register(connection.pgconn.socket, select.POLLIN)
         self._statements: Final[dict[str, _Statement]] = {}
         self._on_server: set[bytes] | None = None
         self._prepares = True
         self._encoding = "utf-8"
+        self._is_utf8 = True
 
     def forget(self) -> None:
         """Take nothing for granted any more: somebody else gets the connection."""
         self._statements.clear()
         self._on_server = None
 
-    def is_silent(self) -> bool:
-        """Whether nothing has come from the server, above all no farewell."""
-        return not self._socket.poll(0)
-
     def perform(self, call: Call) -> PQGen[Rows]:
         """Send a statement, and return its rows; of several in one text the first one's."""
         statement = self._statements.get(call.sql) or (yield from self._learn(call))
         if statement.name is not None:
-            self._pgconn.send_query_prepared(statement.name, _wire_params(call.params, self._encoding))
+            self._pgconn.send_query_prepared(statement.name, self._wire_params(call))
         elif call.params:
-            self._pgconn.send_query_params(statement.text, _wire_params(call.params, self._encoding))
+            self._pgconn.send_query_params(statement.text, self._wire_params(call))
         else:
             self._pgconn.send_query(statement.text)
-        result = yield from self._answer()
-        if result.status != _TUPLES_OK:
-            return _NO_ROWS
+        results = yield from generators.execute(self._pgconn)
+        result = results[0]
+        if len(results) > 1 or result.status != _TUPLES_OK:
+            result = self._checked(results)
+            if result.status != _TUPLES_OK:
+                return _NO_ROWS
         statement.reader.set_pgresult(result)
         return statement.reader.load_rows(0, result.ntuples, tuple)
 
-    def _answer(self) -> PQGen[PGresult]:
-        """Wait for the results of what was sent, and return the first of them."""
-        results: list[PGresult] = yield from generators.execute(self._pgconn)
+    def _wire_params(self, call: Call) -> list[bytes | None]:
+        same = call.constants
+        if same is None or not self._is_utf8:
+            return _written(call.params, self._encoding)
+        wire = _written(call.params[same.before], "utf-8")
+        if same.wire is None:
+            same.wire = _written(same.values, "utf-8")
+        wire += same.wire
+        return wire
+
+    def _checked(self, results: Sequence[PGresult]) -> PGresult:
+        """Return the first of some results if all of them tell of success."""
         for result in results:
             if result.status not in _SUCCESS:
                 raise errors.error_from_result(result, encoding=self._encoding)
@@ -114,7 +121,7 @@ class Direct:
         name = _name_of(call.sql)
         if name not in on_server:
             self._pgconn.send_prepare(name, text)
-            yield from self._answer()
+            self._checked((yield from generators.execute(self._pgconn)))
             on_server.add(name)
         statement = self._statements[call.sql] = _Statement(text, name, self._connection)
         return statement
@@ -122,11 +129,12 @@ class Direct:
     def _look_around(self) -> PQGen[set[bytes]]:
         """Learn how the connection is set now, and which statements of ours the server has."""
         self._encoding = self._connection.info.encoding
+        self._is_utf8 = self._encoding == "utf-8"
         self._prepares = self._connection.prepare_threshold is not None
         if not self._prepares:
             return set()
         self._pgconn.send_query(_OURS)
-        result = yield from self._answer()
+        result = self._checked((yield from generators.execute(self._pgconn)))
         return {result.get_value(row, 0) or b"" for row in range(result.ntuples)}
 
 
@@ -136,6 +144,7 @@ class OwnConnection(psycopg.Connection[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.direct: Final = Direct(self)
+        self.input_within_ms: Final = _input_of(self)
 
     def execute_call(self, call: Call) -> Rows:
         """Run one statement in autocommit and return its rows.
@@ -155,6 +164,7 @@ class OwnAsyncConnection(psycopg.AsyncConnection[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.direct: Final = Direct(self)
+        self.input_within_ms: Final = _input_of(self)
 
     async def execute_call(self, call: Call) -> Rows:
         """Do what :meth:`OwnConnection.execute_call` does."""
@@ -164,29 +174,29 @@ class OwnAsyncConnection(psycopg.AsyncConnection[Any]):
             raise map_error(error) from error
 
 
+def _input_of(connection: psycopg.BaseConnection[Any]) -> Callable[[int], list[Any]]:
+    """Return what tells whether the server has sent something unasked, such as its farewell."""
+    socket_state = select.poll()
+    socket_state.register(connection.pgconn.socket, select.POLLIN)
+    return socket_state.poll
+
+
 @functools.lru_cache(maxsize=1024)
 def _name_of(sql: str) -> bytes:
     return b"jobq_" + hashlib.sha256(sql.encode()).hexdigest()[:32].encode()
 
 
-def _wire_params(params: Sequence[object], encoding: str) -> list[bytes | None]:
-    """Return a statement's parameters as libpq sends them: text, of no type."""
+def _written(params: Sequence[object], encoding: str) -> list[bytes | None]:
+    """Return parameters as libpq sends them: text, of no type."""
     wire: list[bytes | None] = []
     for value in params:
         if isinstance(value, str) and "\0" not in value:
             wire.append(value.encode(encoding))
         elif value is None:
             wire.append(None)
-        elif isinstance(value, int | float):
-            wire.append(_number(value))
         else:
             wire.append(_other(value, encoding))
     return wire
-
-
-@functools.lru_cache(maxsize=1024, typed=True)  # an enqueue's are the same ones each time
-def _number(value: float) -> bytes:
-    return str(text_param(value)).encode()
 
 
 def _other(value: object, encoding: str) -> bytes:

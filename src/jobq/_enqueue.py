@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import functools
+from typing import TYPE_CHECKING, Any, Final
 
 from jobq._enqueue_unique import enqueue_unique
 from jobq._errors import DatabaseError
@@ -18,7 +19,7 @@ from jobq._insert import (
     notify_queues,
     parameters,
 )
-from jobq._operation import Call, Operation, atomic
+from jobq._operation import Call, Constants, Operation, atomic
 from jobq._types import Enqueued
 
 if TYPE_CHECKING:
@@ -36,19 +37,17 @@ __all__ = [
     "notify_channel",
 ]
 
-# One job, ready now: the common case has the shortest statement (0.87 of a bare INSERT of the
+# One job, ready now: the common case has the shortest statement (0.9 of a bare INSERT of the
 # payload row where the general one makes 0.74).
 ENQUEUE_ONE: Final = f"""
 with j as (
-    insert into {{schema}}.job (id, kind, args, max_attempts, timeout_s, expires_at, meta, tags)
-    values (nextval('{{schema}}.job_id_seq'), $1::text, $2::text::jsonb, $3::int4, $4::float8,
-            $5::timestamptz, $6::text::jsonb, $7::text::text[])
+    insert into {{schema}}.job (id, args, expires_at, meta, tags, kind, max_attempts, timeout_s)
+    values (nextval('{{schema}}.job_id_seq'), $1::text::jsonb, $2::timestamptz, $3::text::jsonb,
+            $4::text::text[], $5::text, $8::int4, $9::float8)
     returning id
-), r as (
-    insert into {{schema}}.ready (job_id, queue, priority) select id, $8::text, $9::int2 from j
-    returning job_id, queue
 )
-select q.job_id, case when $10::bool then {NOTIFY} end from r q
+insert into {{schema}}.ready as q (job_id, queue, priority) select id, $6::text, $7::int2 from j
+returning job_id, case when $10::bool then {NOTIFY} end
 """
 
 ENQUEUE_MANY: Final = f"""
@@ -61,25 +60,25 @@ select x.id, (select sent from n) from x order by x.ord
 """
 
 
+# A job's options as they stand in a row: those that nearly all jobs of a kind share, and those that few have.
+_COMMON: Final = slice(JobRow._fields.index("queue"), JobRow._fields.index("run_at"))
+_RARE: Final = slice(JobRow._fields.index("run_at"), None)
+_NOTHING_RARE: Final = (None,) * len(JobRow._fields[_RARE])
+_constants: Final = functools.lru_cache(maxsize=1024)(Constants)
+
+
 def enqueue_one(schema: str, row: JobRow, *, notify: bool) -> Operation[Enqueued]:
     """Make one job."""
-    if row.run_at is not None or row.delay_s is not None or row.unique_key is not None:
+    common: Any = row[_COMMON]
+    if row[_RARE] == _NOTHING_RARE:
+        same = _constants(None, None, None, row.kind, *common, notify)
+        call = Call(enqueue_sql(ENQUEUE_ONE, schema), (row.args, *same.values), constants=same)
+    elif row.run_at is None and row.delay_s is None and row.unique_key is None:
+        params = (row.args, row.expires_at, row.meta, row.tags, row.kind, *common, notify)
+        call = Call(enqueue_sql(ENQUEUE_ONE, schema), params)
+    else:
         return (yield from enqueue_many(schema, [row], notify=notify))[0]
-    rows = yield Call(
-        enqueue_sql(ENQUEUE_ONE, schema),
-        (
-            row.kind,
-            row.args,
-            row.max_attempts,
-            row.timeout_s,
-            row.expires_at,
-            row.meta,
-            row.tags,
-            row.queue,
-            row.priority,
-            notify,
-        ),
-    )
+    rows = yield call
     return Enqueued(rows[0][0], inserted=True)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack, cast, ov
 from jobq._arguments import ArgumentsDecoder, Upgrade, check_arguments, describe_type
 from jobq._backoff import DEFAULT_BACKOFF, guarded
 from jobq._errors import ArgumentsEncodeError, ConfigError, DuplicateKind
+from jobq._flat import flat_writer
 from jobq._json import encode
 from jobq._limits import MAX_ARGUMENTS_BYTES
 from jobq._messages import shown
@@ -107,6 +108,7 @@ class JobType(Generic[A]):
         self.options: Final = options
         self._decoder: Final = ArgumentsDecoder[A](self.kind, args_type, upgrade)
         self.decode: Final[Callable[[bytes | str], A]] = self._decoder.decode
+        self._write_flat: Final = flat_writer(args_type)
         self._changes: Final = declared_changes(options)
         unique = options.get("unique")
         if isinstance(unique, Unique):
@@ -127,8 +129,13 @@ class JobType(Generic[A]):
             ArgumentsEncodeError: they, or a member of them, are of another type than declared, or hold
                 what does not come back.
         """
-        if cast("object", type(args)) is not self.args_type:
+        args_type: Any = self.args_type  # a cast would be a call
+        if type(args) is not args_type:
             check_arguments(self.kind, self.args_type, args)
+        elif self._write_flat is not None:
+            document = self._write_flat(args)
+            if document is not None and len(document) <= max_bytes:
+                return document.decode()
         text = encode(args, max_bytes=max_bytes)
         self._decoder.check(text)
         return text

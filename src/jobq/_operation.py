@@ -12,7 +12,7 @@ import contextlib
 import functools
 from collections.abc import Generator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from jobq._errors import Error
 
@@ -25,6 +25,23 @@ Row: TypeAlias = tuple[Any, ...]  # a driver's row: each operation knows what it
 Rows: TypeAlias = Sequence[Row]
 
 
+class Constants:
+    """Parameters that are the same in many calls, so that what is made of them is made once.
+
+    Attributes:
+        values: the parameters.
+        before: what stands before them in a call's parameters.
+        wire: what libpq sends for them, kept by whoever sends them; ``None`` until then.
+    """
+
+    __slots__ = ("before", "values", "wire")
+
+    def __init__(self, *values: Any) -> None:
+        self.values: Final = values
+        self.before: Final = slice(-len(values))
+        self.wire: Sequence[bytes | None] | None = None
+
+
 class Call(NamedTuple):
     """One statement to execute.
 
@@ -33,11 +50,13 @@ class Call(NamedTuple):
         params: scalars, and lists of scalars or ``None`` for arrays.
         replan: plan it anew each time. For statements that are rare and read: a plan that was kept from
             when the tables were empty reads them whole until somebody analyzes them.
+        constants: what the last of ``params`` are, where they are the same in many calls.
     """
 
     sql: str
     params: Sequence[Any] = ()
     replan: bool = False
+    constants: Constants | None = None
 
 
 Operation: TypeAlias = Generator[Call, Rows, T]

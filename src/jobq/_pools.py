@@ -2,8 +2,9 @@
 
 A client's own pool is psycopg's, with a place in front of it: the connection that the client used last
 stays at hand for its next statement, or for anybody else who asks. The way through the pool and back
-costs more than all else that a client does for a job (30 of 60 calls); this way takes 6. Whoever has
-to wait for a connection is counted before he waits, so none is kept while somebody waits.
+costs more than all else that a client does for a job (30 of 60 calls); this way takes 2. It takes no
+lock either: whoever has to wait for a connection is counted before he looks at the place for the last
+time, and whoever puts one there looks at the count afterwards, so none is kept while somebody waits.
 
 Our own statements go past psycopg's cursors (`_direct`), so they are in autocommit while the connection
 stands as psycopg's defaults have it, for whoever else takes it.
@@ -31,22 +32,22 @@ SyncPool: TypeAlias = ConnectionPool[psycopg.Connection[Any]]
 
 # The pool looks at a connection's age when it comes back: a kept one goes there now and then.
 _KEEP_S: Final = 60.0
+_IDLE: Final = int(TransactionStatus.IDLE)  # a plain integer, as it is compared with each time
 
 
 class OwnPool(ConnectionPool[psycopg.Connection[Any]]):
     """The pool of a Client."""
 
     def __init__(self, conninfo: str, **options: Any) -> None:
-        self._spare: OwnConnection | None = None
+        self._spare: list[OwnConnection] = []  # one at the most, or one a thread for a moment
         self._spare_until_s = 0.0
         self._asking = 0
-        self._keeps = True
         self._gate = threading.Lock()
         super().__init__(conninfo, connection_class=OwnConnection, **options)
 
     def getconn(self, timeout: float | None = None) -> psycopg.Connection[Any]:
         """Take a connection for whatever one likes."""
-        connection = self._next(timeout)
+        connection = self._ask(timeout)
         connection.direct.forget()
         return connection
 
@@ -56,22 +57,28 @@ class OwnPool(ConnectionPool[psycopg.Connection[Any]]):
         One that the server has closed meanwhile, as a restart closes all of them, is replaced: it
         would fail a statement that another connection can run.
         """
-        for _ in range(self.max_size + 1):
-            connection = self._next()
-            if connection.direct.is_silent() or not is_broken(connection):
-                return connection
+        try:
+            connection = self._spare.pop()
+        except IndexError:
+            connection = self._ask()
+        return self._sound(connection) if connection.input_within_ms(0) else connection
+
+    def _sound(self, connection: OwnConnection) -> OwnConnection:
+        """Return a connection that has been sent something, or in place of a broken one another."""
+        for _ in range(self.max_size):
+            if not is_broken(connection):
+                break
             connection.close()
             self.putconn(connection)
-        return self._next()
+            connection = self._ask()
+        return connection
 
-    def _next(self, timeout: float | None = None) -> OwnConnection:
+    def _ask(self, timeout: float | None = None) -> OwnConnection:
         with self._gate:
-            spare, self._spare = self._spare, None
-            if spare is None:
-                self._asking += 1
-        if spare is not None:
-            return spare
+            self._asking += 1
         try:
+            connection = self._spare.pop() if self._spare else super().getconn(timeout)
+        except IndexError:  # another thread was faster
             connection = super().getconn(timeout)
         finally:
             with self._gate:
@@ -81,24 +88,26 @@ class OwnPool(ConnectionPool[psycopg.Connection[Any]]):
 
     def put_back(self, connection: OwnConnection) -> None:
         """Take back what `take` gave, and keep it at hand if nobody waits for one."""
-        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+        if connection.pgconn.transaction_status != _IDLE:
             connection.close()  # broken, or interrupted in a transaction
-        else:
-            now_s = time.monotonic()
-            with self._gate:
-                if self._spare is None and not self._asking and self._keeps:
-                    if now_s < self._spare_until_s:
-                        self._spare = connection
-                        return
-                    self._spare_until_s = now_s + _KEEP_S
+        elif time.monotonic() >= self._spare_until_s:
+            self._spare_until_s = time.monotonic() + _KEEP_S
+        elif not self._spare:
+            self._spare.append(connection)
+            if not self._asking:
+                return
+            try:
+                connection = self._spare.pop()
+            except IndexError:  # whoever asked has it
+                return
         self.putconn(connection)
 
     def close(self, timeout: float = 5.0) -> None:
         """Close all connections."""
         with self._gate:
-            spare, self._spare, self._keeps = self._spare, None, False
-        if spare is not None:
-            self.putconn(spare)
+            self._asking += 1  # for ever: nothing is kept any more
+        while self._spare:
+            self.putconn(self._spare.pop())
         super().close(timeout)
 
 
@@ -106,10 +115,9 @@ class OwnAsyncPool(AsyncConnectionPool[psycopg.AsyncConnection[Any]]):
     """The pool of an AsyncClient."""
 
     def __init__(self, conninfo: str, **options: Any) -> None:
-        self._spare: OwnAsyncConnection | None = None
+        self._spare: list[OwnAsyncConnection] = []
         self._spare_until_s = 0.0
         self._asking = 0
-        self._keeps = True
         super().__init__(conninfo, connection_class=OwnAsyncConnection, **options)
 
     async def getconn(
@@ -117,27 +125,30 @@ class OwnAsyncPool(AsyncConnectionPool[psycopg.AsyncConnection[Any]]):
         timeout: float | None = None,  # noqa: ASYNC109 - psycopg's signature
     ) -> psycopg.AsyncConnection[Any]:
         """Take a connection for whatever one likes."""
-        connection = await self._next(timeout)
+        connection = await self._ask(timeout)
         connection.direct.forget()
         return connection
 
     async def take(self) -> OwnAsyncConnection:
         """Do what :meth:`OwnPool.take` does."""
-        for _ in range(self.max_size + 1):
-            connection = await self._next()
-            if connection.direct.is_silent() or not is_broken(connection):
-                return connection
+        connection = self._spare.pop() if self._spare else await self._ask()
+        return await self._sound(connection) if connection.input_within_ms(0) else connection
+
+    async def _sound(self, connection: OwnAsyncConnection) -> OwnAsyncConnection:
+        for _ in range(self.max_size):
+            if not is_broken(connection):
+                break
             await connection.close()
             await self.putconn(connection)
-        return await self._next()
+            connection = await self._ask()
+        return connection
 
-    async def _next(
+    async def _ask(
         self,
         timeout: float | None = None,  # noqa: ASYNC109 - psycopg's signature
     ) -> OwnAsyncConnection:
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            return spare
+        if self._spare:
+            return self._spare.pop()
         self._asking += 1
         try:
             connection = await super().getconn(timeout)
@@ -148,15 +159,13 @@ class OwnAsyncPool(AsyncConnectionPool[psycopg.AsyncConnection[Any]]):
 
     async def put_back(self, connection: OwnAsyncConnection) -> None:
         """Take back what `take` gave, and keep it at hand if nobody waits for one."""
-        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+        if connection.pgconn.transaction_status != _IDLE:
             await connection.close()  # broken, or interrupted in a transaction
-        else:
-            now_s = time.monotonic()
-            if self._spare is None and not self._asking and self._keeps:
-                if now_s < self._spare_until_s:
-                    self._spare = connection
-                    return
-                self._spare_until_s = now_s + _KEEP_S
+        elif time.monotonic() >= self._spare_until_s:
+            self._spare_until_s = time.monotonic() + _KEEP_S
+        elif not self._spare and not self._asking:
+            self._spare.append(connection)
+            return
         await _shielded(self.putconn(connection))
 
     async def close(
@@ -164,9 +173,9 @@ class OwnAsyncPool(AsyncConnectionPool[psycopg.AsyncConnection[Any]]):
         timeout: float = 5.0,  # noqa: ASYNC109 - psycopg's signature
     ) -> None:
         """Close all connections."""
-        spare, self._spare, self._keeps = self._spare, None, False
-        if spare is not None:
-            await self.putconn(spare)
+        self._asking += 1  # for ever: nothing is kept any more
+        while self._spare:
+            await self.putconn(self._spare.pop())
         await super().close(timeout)
 
 
