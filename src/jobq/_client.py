@@ -241,6 +241,7 @@ class AsyncClient(AsyncOperating):
             ArgumentsEncodeError: the arguments cannot be stored; names the path.
             ConfigError: the kind or an option cannot be what it is.
             TransactionError: ``tx`` is no connection that this client can use.
+            QueueFull: the queue holds as many ready jobs as ``max_ready`` allows; nothing was made.
             DatabaseUnavailable, SchemaError, DatabaseError: what the server said.
         """
         operation = self._enqueue(kind, args, options, own=tx is None)
@@ -262,7 +263,7 @@ class AsyncClient(AsyncOperating):
 
         Raises:
             ArgumentsEncodeError, ConfigError: as :meth:`enqueue`; the message names the item.
-            TransactionError, DatabaseUnavailable, SchemaError, DatabaseError: as :meth:`enqueue`.
+            TransactionError, QueueFull, DatabaseUnavailable, SchemaError, DatabaseError: as :meth:`enqueue`.
         """
         operation = self._enqueue_many(jobs, own=tx is None)
         if tx is None:

@@ -182,7 +182,7 @@ class ProcessCall:
             level = logging.getLogger().getEffectiveLevel()
             child.pipe.send((fn.__module__, fn.__qualname__, self._job.fields(), self._raw, level))
             outcome = child.answer()
-        except (EOFError, OSError):
+        except Exception:  # noqa: BLE001 - it has ended, or a signal cut one of its messages in two
             self._runner.discard(child)
             if self._is_stopped():
                 raise ProcessKilled from None
