@@ -635,8 +635,9 @@ class TestTypesOfMembers:
         ],
     )
     def test_so_is_one_of_a_container(self, args_type: Any, args: object) -> None:
+        job_type: JobType[Any] = JobType("k", args_type)
         with pytest.raises(ArgumentsEncodeError, match=r"^\$.+: .+, by the type of kind 'k'"):
-            JobType("k", args_type).encode(args)
+            job_type.encode(args)
 
     @pytest.mark.parametrize(
         "args",

@@ -48,6 +48,8 @@ class BrokenZone(tzinfo):
     def utcoffset(self, _: datetime | None) -> timedelta:
         raise RuntimeError("no zone")
 
+    tzname = dst = utcoffset  # type: ignore[assignment]
+
 
 def test_the_defaults() -> None:
     assert (

@@ -145,7 +145,9 @@ def checked_id(job_id: int) -> int:
 
 
 def _meta(job_id: int, text: str | None) -> dict[str, object]:
-    meta = read_document(text) if text else {}
+    if not text:
+        return {}
+    meta = read_document(text)
     if not isinstance(meta, dict):
         raise ArgumentsDecodeError(f"job {job_id}: its meta is no object that can be read here")
     return cast("dict[str, object]", meta)

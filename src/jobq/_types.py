@@ -211,7 +211,9 @@ class Job:
         Raises:
             ArgumentsDecodeError: something else than jobq wrote it, and it cannot be read.
         """
-        meta = read_document(self._meta) if self._meta else {}
+        if not self._meta:
+            return {}
+        meta = read_document(self._meta)
         if not isinstance(meta, dict):
             raise ArgumentsDecodeError(f"job {self.id}: its meta is no object that can be read here")
         return cast("dict[str, Any]", meta)

@@ -97,7 +97,7 @@ def assert_enqueued(
         raise ConfigError(f"assert_enqueued: count={shown(count)}: a number of jobs, or None")
     if where is None:
         raise ConfigError("assert_enqueued: where=None: a client, or a connection that tx= takes")
-    wanted = _Wanted(_name(kind), _plain(kind, args), queue, count, isinstance(args, Mapping))
+    wanted = _Wanted(_name(kind), _plain(kind, args), queue, count, _is_part(args))
     return _ask(where, schema, functools.partial(_assert_found, wanted=wanted))
 
 
@@ -152,13 +152,16 @@ def _name(kind: JobType[Any] | str) -> str:
     return kind.kind if isinstance(kind, JobType) else check_kind(kind)
 
 
+def _is_part(args: object) -> bool:
+    return isinstance(args, Mapping)
+
+
 def _plain(kind: JobType[Any] | str, args: object) -> object:
     """Return arguments as the JSON values that are stored."""
     if args is _NOTHING:
         return args
     try:
-        if isinstance(kind, str) or isinstance(args, Mapping):
-            return read_document(encode(args))
-        return read_document(kind.encode(args))
+        text = encode(args) if _is_part(args) or isinstance(kind, str) else kind.encode(args)
+        return read_document(text)
     except ArgumentsEncodeError as error:
         raise ConfigError(f"assert_enqueued: args cannot be arguments of {_name(kind)!r}: {error}") from error
