@@ -230,11 +230,14 @@ class ClientBase(Generic[P, C]):
         return middleware
 
     def _changed(self, job: NewJob, *, item: int | None = None) -> NewJob:
-        """Return a new job as the middleware wants it, which is shown the meta that it would have."""
+        """Return a new job as the middleware wants it, which sees the queue and meta that it would have."""
         if not isinstance(cast("object", job), NewJob):
             return job  # refused later, by its place
         if "meta" not in job.options and (meta := self._meta_of(job.kind)):
             job = job.replace(meta=meta)
+        if "queue" not in job.options:
+            queue = job.kind.options.get("queue") if isinstance(job.kind, JobType) else None
+            job = job.replace(queue=queue or self._defaults.queue)
         try:
             return change(self._middleware, job)
         except MiddlewareError as error:

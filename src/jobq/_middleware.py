@@ -74,8 +74,8 @@ class EnqueueMiddleware(Protocol):
         """Return the job to enqueue: the given one, or one made with :meth:`NewJob.replace`.
 
         Args:
-            job: what was asked for; its options hold the ``meta`` that it will have, wherever that
-                was set.
+            job: what was asked for; its options hold the ``queue`` and the ``meta`` that it will have,
+                wherever they were set.
 
         Raises:
             Exception: nothing is enqueued, and the caller gets a :class:`jobq.MiddlewareError` from it.
@@ -176,7 +176,7 @@ def change(middleware: Sequence[EnqueueMiddleware], job: NewJob) -> NewJob:
     """
     for one in middleware:
         try:
-            changed: object = one(job)
+            changed: Any = one(job)
         except Error:
             raise
         except Exception as error:
