@@ -27,9 +27,10 @@ from jobq._cancel import Cancellation, cancel_job
 from jobq._control import apply_requests
 from jobq._duties import end, promote, rescue
 from jobq._enqueue import enqueue_many
-from jobq._errors import JobConflict
+from jobq._errors import JobConflict, UniqueConflict
 from jobq._operate import retry_job
 from jobq._outcomes import Settlement, complete, release, settle
+from jobq._unique import Unique
 from tests.support.storage import BOOM, SCHEMA, TABLES, Place, Storage, job_row
 
 if TYPE_CHECKING:
@@ -41,6 +42,21 @@ CRASH_LIMIT: Final = 3
 FINAL: Final = ("completed", "discarded", "cancelled")
 OUTCOMES: Final = ("complete", "fail", "snooze", "park", "hand back", "cancel", "discard")
 
+# What a job may be enqueued with: a key, and how it is held. The slot of a period ends in 2070.
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+PLAIN: Final = Unique("k")
+KEYS: Final[tuple[tuple[bytes | None, Unique], ...]] = (
+    (None, PLAIN),
+    (None, PLAIN),
+    (A, PLAIN),
+    (B, PLAIN),
+    (B, Unique("k", on_conflict="replace")),
+    (A, Unique("k", until="started")),
+    (A, Unique("k", until="started", on_conflict="replace")),
+    (A, Unique("k", on_conflict="raise")),
+    (C, Unique("k", period=timedelta(days=36_525))),
+)
+
 
 @dataclass
 class Job:
@@ -50,6 +66,8 @@ class Job:
     priority: int
     max_attempts: int
     key: bytes | None
+    unique: Unique
+    version: int  # of its arguments
     table: str
     turn: int
     attempt: int = 0
@@ -61,6 +79,17 @@ class Job:
     @property
     def is_live(self) -> bool:
         return self.table not in FINAL
+
+    @property
+    def holds_its_key(self) -> bool:
+        """Whether it does, if it was the last to take it."""
+        if self.unique.period is not None:
+            return True
+        return self.waits_for_its_first_start if self.unique.until == "started" else self.is_live
+
+    @property
+    def waits_for_its_first_start(self) -> bool:
+        return self.table in {"ready", "scheduled"} and self.attempt == 0
 
     @property
     def holder(self) -> int | None:
@@ -114,7 +143,9 @@ class Histories(RuleBasedStateMachine):
         store.sql("; ".join(f"delete from jobq.{table}" for table in (*TABLES, "cancel_request")))
         self.jobs: dict[int, Job] = {}
         self.claims: list[Claim] = []
+        self.newest: dict[bytes, Job] = {}  # who took each key last
         self.ids = itertools.count(1)
+        self.versions = itertools.count(1)
         self.turns = itertools.count(1)
         self.workers: list[int] = []
         for _ in range(2):
@@ -124,38 +155,65 @@ class Histories(RuleBasedStateMachine):
         self.workers.append(self.store.worker(next(self.ids)))
 
     def _holder(self, key: bytes | None) -> Job | None:
-        live = [job for job in self.jobs.values() if job.key == key and job.is_live]
-        assert key is None or len(live) < 2, "two live jobs hold one key"
-        return live[0] if live and key is not None else None
+        newest = None if key is None else self.newest.get(key)
+        return newest if newest is not None and newest.holds_its_key else None
 
     # -- clients and operators -----------------------------------------------------------------------
 
     @rule(
-        keys=st.lists(st.sampled_from([None, None, b"a" * 16, b"b" * 16]), min_size=1, max_size=4),
+        asked=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4),
         priority=st.sampled_from([0, 0, 5]),
         is_later=st.sampled_from([False, False, True]),
         max_attempts=st.integers(1, 3),
     )
-    def enqueue(self, keys: list[bytes | None], priority: int, max_attempts: int, *, is_later: bool) -> None:
+    def enqueue(
+        self, asked: list[tuple[bytes | None, Unique]], priority: int, max_attempts: int, *, is_later: bool
+    ) -> None:
+        versions = [next(self.versions) for _ in asked]
         rows = [
             job_row(
+                args=f'{{"n": {version}}}',
                 priority=priority,
                 max_attempts=max_attempts,
                 delay_s=3600.0 if is_later else None,
                 unique_key=key,
+                unique=unique,
             )
-            for key in keys
+            for (key, unique), version in zip(asked, versions, strict=True)
         ]
         turn = next(self.turns)
-        made = self.store.run(enqueue_many(SCHEMA, rows, notify=False))
-        for key, answer in zip(keys, made, strict=True):
+        operation = enqueue_many(SCHEMA, rows, notify=False)
+        keys = [key for key, _ in asked]
+        if any(
+            unique.on_conflict == "raise" and (self._holder(key) or key in keys[:n])
+            for n, (key, unique) in enumerate(asked)
+        ):
+            with pytest.raises(UniqueConflict):
+                self.store.run(operation)
+            return
+        made = self.store.run(operation)
+        for (key, unique), version, answer in zip(asked, versions, made, strict=True):
             holder = self._holder(key)
             assert answer.inserted == (holder is None)
-            if holder is not None:
-                assert answer.id == holder.id
+            if holder is None:
+                table = "scheduled" if is_later else "ready"
+                job = Job(answer.id, priority, max_attempts, key, unique, version, table, turn)
+                self.jobs[job.id] = job
+                if key is not None:
+                    self.newest[key] = job
                 continue
-            table = "scheduled" if is_later else "ready"
-            self.jobs[answer.id] = Job(answer.id, priority, max_attempts, key, table, turn)
+            assert answer.id == holder.id
+            assert answer.replaced == (unique.on_conflict == "replace" and holder.waits_for_its_first_start)
+            if answer.replaced:
+                self._replace(holder, version, priority, turn, is_later=is_later)
+
+    def _replace(self, job: Job, version: int, priority: int, turn: int, *, is_later: bool) -> None:
+        keeps_place = job.table == "ready" and job.priority == priority
+        job.version, job.priority = version, priority
+        if is_later:
+            job.wait()
+        elif not keeps_place:
+            job.ready(turn)
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
@@ -185,14 +243,16 @@ class Histories(RuleBasedStateMachine):
         job = self._any_job(data)
         turn = next(self.turns)
         operation = retry_job(SCHEMA, job.id, notify=False)
-        if job.is_live or self._holder(job.key):
+        if job.is_live or (self._holder(job.key) and job.unique.period is None):
             with pytest.raises(JobConflict):
                 self.store.run(operation)
-        else:
-            self.store.run(operation)
-            job.failures = job.crashes = 0
-            job.is_unwanted = False
-            job.ready(turn)
+            return
+        self.store.run(operation)
+        job.failures = job.crashes = 0
+        job.is_unwanted = False
+        job.ready(turn)
+        if job.key is not None and job.holds_its_key and job.unique.period is None:
+            self.newest[job.key] = job
 
     def _any_job(self, data: st.DataObject) -> Job:
         return self.jobs[data.draw(st.sampled_from(sorted(self.jobs)))]
@@ -209,6 +269,7 @@ class Histories(RuleBasedStateMachine):
         for row, job in zip(claimed, ready, strict=False):
             job.table, job.worker, job.attempt = "running", worker, job.attempt + 1
             assert (row.attempt, row.failures, row.crashes) == (job.attempt, job.failures, job.crashes)
+            assert row.args == f'{{"n": {job.version}}}'
             self.claims.append(Claim(job, job.id, job.attempt, worker))
 
     @precondition(lambda self: any(claim.holds for claim in self.claims))
