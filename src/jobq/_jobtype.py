@@ -202,8 +202,8 @@ class NewJob:
 
     def __repr__(self) -> str:
         name = self.kind.kind if isinstance(self.kind, JobType) else self.kind
-        options = "".join(f", {option}={value!r}" for option, value in self.options.items())
-        return f"NewJob({name!r}, {self.args!r}{options})"
+        options = "".join(f", {option}={shown(value)}" for option, value in self.options.items())
+        return f"NewJob({shown(name)}, {shown(self.args)}{options})"
 
 
 def prepare(
