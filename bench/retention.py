@@ -17,15 +17,16 @@ import itertools
 import time
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import jobq
 from bench import payload, workload
 from bench.horizon import Flow
 from bench.lab import BenchError, Window
-from bench.meter import cpu_between
+from bench.meter import cpu_between, server_cpu_s
 from bench.rates import rate_result
 from bench.result import Cost, Floor, Result, Spread, ratios
+from bench.workload import DrainReply
 from jobq._duties import Registration, register
 from jobq._leader import elect
 from jobq._operation import run as run_operation
@@ -128,7 +129,7 @@ def _removal(lab: Lab, jobs: int, rounds: int) -> Result:
         cost=Cost.median([window.cost(jobs) for window, _ in ours]),
         yardstick_cost=Cost.median([window.cost(jobs) for window in bare]),
         floor=FLOOR,
-        settings=lab.settings(batch=BATCH),
+        settings=lab.settings(slots=None, batch=BATCH),
         details={
             "jobs": jobs,
             "jobs_per_s": Spread.of([jobs / window.seconds for window, _ in ours]).median,
@@ -137,10 +138,11 @@ def _removal(lab: Lab, jobs: int, rounds: int) -> Result:
     )
 
 
-def _window(lab: Lab, hand: Hand, work: Any, database: Database, jobs: int) -> Window:
+def _window(lab: Lab, hand: Hand, work: Callable[..., DrainReply], database: Database, jobs: int) -> Window:
     before = lab.meter.read()
-    reply = hand.call(work, database.dsn, jobs)
-    return Window.between(before, lab.meter.read(), reply.cpu_s)
+    reply = hand.call(work, database.dsn, jobs, lab.meter.postmaster_pid).value
+    wal_bytes = lab.meter.read().wal_bytes - before.wal_bytes
+    return Window(reply.seconds, reply.server_cpu_s, reply.client_cpu_s, wal_bytes)
 
 
 def _server_us(window: Window, jobs: int) -> float:
@@ -192,36 +194,60 @@ class Remover:
         return run_operation(operation, self._execute)
 
 
-def remove(dsn: str, jobs: int) -> None:
+def remove(dsn: str, jobs: int, postmaster_pid: int) -> DrainReply:
     """Remove so many jobs. For a hand."""
     remover = Remover(dsn)
-    done = 0
-    while done < jobs:
-        turned = remover.turn()
-        assert turned, f"nothing more to remove after {done} of {jobs} jobs"
-        done += turned
-    remover.close()
+    try:
+        return _timed(remover.turn, jobs, postmaster_pid)
+    finally:
+        remover.close()
 
 
-def delete_payloads(dsn: str, jobs: int) -> None:
+def delete_payloads(dsn: str, jobs: int, postmaster_pid: int) -> DrainReply:
     """Delete so many payload rows. For a hand."""
     session = SyncSession.open(dsn, schema=SCHEMA, name="deleter", plan_settings=True)
     cursor = sync_cursor(session.connection)
-    done, last = 0, 0
-    while done < jobs:
+    last = 0
+
+    def turn() -> int:
+        nonlocal last
         cursor.execute(DELETE_PAYLOADS, [str(last), str(BATCH)], prepare=True)
         row = cursor.fetchone()
         assert row is not None
-        done, last = done + row[0], row[1]
-    session.close()
+        count, last = row
+        return int(count)
+
+    try:
+        return _timed(turn, jobs, postmaster_pid)
+    finally:
+        session.close()
+
+
+def _timed(turn: Callable[[], int], jobs: int, postmaster_pid: int) -> DrainReply:
+    """Take turns until so many rows are gone; return what that took, while the session lives."""
+    server_s, client_s, began_s = server_cpu_s(postmaster_pid), time.process_time(), time.perf_counter()
+    done = 0
+    while done < jobs:
+        turned = turn()
+        assert turned, f"nothing more to remove after {done} of {jobs} jobs"
+        done += turned
+    return DrainReply.since(server_s, client_s, time.perf_counter() - began_s, postmaster_pid)
 
 
 # -- a pinned horizon ------------------------------------------------------------------------------------
 
 
+class PinnedRun(NamedTuple):
+    """Buffer hits a job in the first tenth and in the last, and what a job cost there."""
+
+    first: float
+    last: float
+    cost: Cost
+
+
 def _pinned(lab: Lab, jobs: int, rounds: int) -> Result:
     runs = [_pinned_once(lab, jobs) for _ in range(rounds)]
-    first, last = [run[0] for run in runs], [run[1] for run in runs]
+    first, last = [run.first for run in runs], [run.last for run in runs]
     return Result(
         bench="retention",
         case="pinned horizon",
@@ -231,30 +257,31 @@ def _pinned(lab: Lab, jobs: int, rounds: int) -> Result:
         yardstick_name=f"the first {jobs // TENTHS:,} of {jobs:,} jobs",
         ratio=ratios(last, first),
         runs=rounds,
-        cost=Cost(),
+        cost=Cost.median([run.cost for run in runs]),
         floor=FLAT,
-        settings=lab.settings(batch=BATCH),
+        settings=lab.settings(slots=None, batch=BATCH),
     )
 
 
-def _pinned_once(lab: Lab, jobs: int) -> tuple[float, float]:
-    """Return the hits a job in the first tenth and in the last."""
+def _pinned_once(lab: Lab, jobs: int) -> PinnedRun:
     with lab.database() as database, database.connect() as connection, database.connect() as pinning:
         _fill(connection, jobs)
         connection.execute("vacuum analyze")
         pinning.execute("begin isolation level repeatable read")
         pinning.execute("select count(*) from jobq.finished")
         remover = Remover(database.dsn)
-        edges = [_edge(lab, database, remover, 0)]
+        edges, cost = [_edge(lab, database, remover, 0)], Cost()
         for tenth in (1, TENTHS - 1, TENTHS):
-            done = edges[-1][1]
+            before, cpu_s, done = lab.meter.read(), time.process_time(), edges[-1][1]
             while done < tenth * jobs // TENTHS - BATCH:
                 done += remover.turn()
+            window = Window.between(before, lab.meter.read(), time.process_time() - cpu_s)
+            cost = window.cost(done - edges[-1][1])
             edges.append(_edge(lab, database, remover, done))
         remover.close()
         _expect(connection, jobs - edges[-1][1])
     first, _, last = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in itertools.pairwise(edges)]
-    return first, last
+    return PinnedRun(first, last, cost)
 
 
 def _edge(lab: Lab, database: Database, remover: Remover, done: int) -> tuple[int, int]:

@@ -34,12 +34,14 @@ EXPECTED_CASES = {
     "drain": ["200 slots", "20 slots"],
     "pickup": ["p50", "p99"],
     "punctual": ["p50", "p99"],
+    "retention": ["removal", "pinned horizon", "full cycle"],
     "horizon": [
         "bare loop, buffer hits",
         "bare loop, server CPU",
         "worker, buffer hits",
         "worker, server CPU",
     ],
+    "unique": ["until finished", "until started", "replaced"],
 }
 PROMISED_KEYS = {
     "bench",
