@@ -191,20 +191,20 @@ def test_a_worker_that_starts_right_after_an_outage_declares_no_living_worker_de
 
 def test_a_worker_that_starts_lets_others_renew_before_it_calls_them_dead(site: Site) -> None:
     """After a failover, too, of which the server that took over says nothing."""
-    paused = site.start(lease=4.5)
+    paused = site.start(lease=30.0)  # it never doubts that it holds it
     [job_id] = site.enqueue("gate", gate="a")
     site.await_started([job_id])
     paused.pause()
     site.sql(
         "update jobq.worker set lease_until = now() - interval '1 minute',"
-        " heartbeat_at = now() - interval '2 minutes'"
+        " heartbeat_at = now() - interval '61 seconds'"
     )
-    site.start(lease=4.5, heartbeat=1.5, rescue_interval=0.1)
+    site.start(lease=7.5, heartbeat=2.5, rescue_interval=0.1)
     works_at = time.monotonic()
     eventually(lambda: time.monotonic() > works_at + 1.0, what="it has swept several times")
     assert site.sql("select count(*) from jobq.worker where ended_at is not null") == [(0,)]
     paused.resume()
-    eventually(lambda: time.monotonic() > works_at + 4.0, what="the newcomer's patience is over")
+    eventually(lambda: time.monotonic() > works_at + 5.5, what="the newcomer's patience is over")
     site.open("a")
     assert site.await_state(job_id, "completed") == ("completed", 1, 0, 0)
     assert len(paused.ids) == 1
