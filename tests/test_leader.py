@@ -472,6 +472,21 @@ async def test_without_a_connection_for_the_duties_somebody_else_is_elected(
     await link.close()
 
 
+async def test_a_worker_whose_role_may_not_lead_says_so_once(
+    store: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("jobq._worker.leader._STAND_BACK_S", 0.02)
+    store.worker(1)
+    store.sql("alter table jobq.leader rename to gone")
+    duty = FakeDuty("duty")
+    async with leading(store.dsn, FakeLease(1), duty):
+        await asyncio.sleep(0.3)
+        lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert [line.startswith("this worker cannot be elected") for line in lines] == [True]
+        store.sql("alter table jobq.gone rename to leader")
+        await eventually_async(lambda: duty.passes)
+
+
 # -- workers -----------------------------------------------------------------------------------------------
 
 

@@ -97,6 +97,7 @@ class Leader:
         self._valid_until = 0.0
         self._doing: list[asyncio.Task[None]] = []
         self._deposed = asyncio.Event()
+        self._refused = False
         self.term: Term | None = None
         """The term in which this worker leads, as far as it knows."""
         self.goodbye: asyncio.Task[bool] | None = None
@@ -112,13 +113,17 @@ class Leader:
                     pause_s = min(self._link.retry_delay_s(), self._heartbeat_s)
                 except Error as error:
                     pause_s = _STAND_BACK_S
-                    logger.error(  # noqa: TRY400 - the server's words say it all
-                        "this worker cannot be elected: %s. Check its role's rights on the table `leader`",
-                        error,
-                    )
+                    self._log_refusal(error)
                 await self._pause(pause_s)
         finally:
             await self._say_goodbye()
+
+    def _log_refusal(self, error: Error) -> None:
+        """Say it once: it is about rights or the schema, and stays until somebody mends it."""
+        level = logging.DEBUG if self._refused else logging.ERROR
+        self._refused = True
+        message = "this worker cannot be elected: %s. Check its role's rights on the table `leader`"
+        logger.log(level, message, error)
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, but not past the end of the term, nor past the moment when a duty finds it over."""
@@ -141,6 +146,7 @@ class Leader:
             return _LOOK_S
         sent = time.monotonic()
         term = await self._link.run(elect(self._schema, identity.id, self._worker, self._lease_s))
+        self._refused = False
         if term is None:
             return _LOOK_S * _RNG.uniform(0.8, 1.1)
         try:
