@@ -142,6 +142,22 @@ def test_show_tells_the_whole_story_of_a_job(dsn: str, db: psycopg.Connection, c
     assert run(dsn, "show", "4711", code=1).output == "jobqctl: there is no job 4711\n"
 
 
+def test_documents_beyond_pythons_types_are_shown_all_the_same(dsn: str, db: psycopg.Connection) -> None:
+    deep = "[" * 5000 + "]" * 5000
+    for args in ("1e400", "9" * 5000, deep):
+        db.execute(
+            "with j as (insert into jobq.job (id, kind, args, max_attempts) values"
+            " (nextval('jobq.job_id_seq'), 'k', %s::text::jsonb, 1) returning id)"
+            " insert into jobq.ready (job_id, queue, priority) select id, 'default', 0 from j",
+            [args],
+        )
+    jobs = read(dsn, "list")["jobs"]
+    assert [job["args"] for job in jobs] == [deep, "9" * 5000, 10**400]
+    for job in jobs:
+        assert run(dsn, "show", str(job["id"])).exit_code == 0
+        assert read(dsn, "show", str(job["id"]))["job"]["args"] == job["args"]
+
+
 # cancel, retry, delete, move, reschedule
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +11,7 @@ from jobq._types import JobState
 from jobq._units import duration
 from jobq.cli.choosing import filter_options, take_filter
 from jobq.cli.database import with_client
-from jobq.cli.output import JSON_OPTION, print_json, print_table, shorten
+from jobq.cli.output import JSON_OPTION, document, print_json, print_table, shorten
 
 if TYPE_CHECKING:
     from jobq._client import Client
@@ -48,7 +47,7 @@ def list_(client: Client, *, limit: int, after: str | None, as_json: bool, **giv
 
 
 def _row(job: JobInfo, now: datetime) -> tuple[Cell, ...]:
-    arguments = shorten(json.dumps(job.args, ensure_ascii=False), _ARGUMENTS)
+    arguments = shorten(document(job.args), _ARGUMENTS)
     attempt = f"{job.attempt} ({job.failures}/{job.max_attempts})"
     reason = shorten(job.reason or "", _REASON)
     return str(job.id), job.state.value, job.kind, job.queue, attempt, _when(job, now), reason, arguments

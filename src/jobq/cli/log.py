@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
 from jobq.cli.database import with_client
-from jobq.cli.output import JSON_OPTION, print_json, print_table
+from jobq.cli.output import JSON_OPTION, document, print_json, print_table
 
 if TYPE_CHECKING:
     from jobq._client import Client
@@ -34,7 +33,7 @@ def log(client: Client, *, limit: int, before: int | None, as_json: bool) -> Non
             entry.at,
             entry.actor,
             entry.action,
-            json.dumps(entry.target, ensure_ascii=False),
+            document(entry.target),
             entry.jobs,
             entry.reason,
         ]

@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, TypeAlias
 
 import click
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -134,6 +135,11 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, default=_as_json, indent=indent))
 
 
+def document(value: object, *, indent: int | None = None) -> str:
+    """Return a job's document as people read it; numbers and depths beyond Python's as texts."""
+    return json.dumps(value, default=_as_json, ensure_ascii=False, indent=indent)
+
+
 def _as_json(value: Any) -> object:
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -143,6 +149,8 @@ def _as_json(value: Any) -> object:
         return value.total_seconds()
     if isinstance(value, Decimal):
         return str(value)
+    if isinstance(value, msgspec.Raw):
+        return bytes(value).decode()
     raise TypeError(f"no JSON for {type(value).__name__}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -10,7 +9,7 @@ from rich.text import Text
 
 from jobq._units import duration
 from jobq.cli.database import with_client
-from jobq.cli.output import JSON_OPTION, cell, console, print_json, safe
+from jobq.cli.output import JSON_OPTION, cell, console, document, print_json, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,9 +38,9 @@ def show(client: Client, job_id: int, *, traceback: bool, as_json: bool) -> None
     out.print(Text(f"job {info.id}  {safe(info.kind)}", style="bold"))
     for name, value in _facts(info):
         out.print(Text(f"  {name:<{_NAME_WIDTH}} {value}"), soft_wrap=True)
-    _print_block(out, "arguments", json.dumps(info.args, ensure_ascii=False, indent=2))
+    _print_block(out, "arguments", document(info.args, indent=2))
     if info.result is not None:
-        _print_block(out, "result", json.dumps(info.result, ensure_ascii=False, indent=2))
+        _print_block(out, "result", document(info.result, indent=2))
     out.print("timeline")
     for moment, what in _timeline(info, errors):
         out.print(Text(f"  {cell(moment)}  {what}"), soft_wrap=True)
@@ -62,7 +61,7 @@ def _facts(info: JobInfo) -> Iterator[tuple[str, str]]:
     if info.tags:
         yield "tags", ", ".join(map(safe, info.tags))
     if info.meta:
-        yield "meta", safe(json.dumps(info.meta, ensure_ascii=False))
+        yield "meta", safe(document(info.meta))
     if info.expires_at:
         yield "expires", cell(info.expires_at)
     if info.worker_id:
