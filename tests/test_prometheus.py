@@ -6,6 +6,7 @@ import asyncio
 import re
 import urllib.request
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -128,14 +129,14 @@ async def test_runs_are_measured_by_kind_and_end(dsn: str, mode: str) -> None:
     jobs.use(JobMetrics(registry))
     name = "jobq_job_duration_seconds_count"
 
-    def count(outcome: str) -> float | None:
-        return value(registry, name, kind=mode, queue="default", outcome=outcome)
+    def is_one(outcome: str) -> bool:
+        return value(registry, name, kind=mode, queue="default", outcome=outcome) == 1
 
     async with working(dsn, jobs) as bench:
         for do in ("x", "fail", "snooze", "cancel"):
             await bench.client.enqueue(mode, {"do": do})
         for outcome in ("completed", "failed", "snoozed", "cancelled"):
-            await eventually_async(lambda outcome=outcome: count(outcome) == 1, 20.0)  # type: ignore[misc]
+            await eventually_async(partial(is_one, outcome), 20.0)
 
 
 async def test_a_run_that_was_stopped_is_measured_as_such(dsn: str) -> None:

@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,6 +33,10 @@ def fetch(port: int, path: str) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+def is_ready(port: int) -> bool:
+    return fetch(port, "/readyz") == (200, "ready\n")
 
 
 async def ask(port: int, path: str) -> tuple[int, str]:
@@ -206,7 +211,7 @@ def test_each_process_serves_on_a_port_of_its_own(spawn_python: SpawnPython, dsn
     )  # fmt: skip
     for number in (port, port + 1):
         process.wait_for_output(f"on 127.0.0.1:{number}")
-        eventually(lambda number=number: fetch(number, "/readyz") == (200, "ready\n"), 20.0)  # type: ignore[misc]
+        eventually(partial(is_ready, number), 20.0)
         assert fetch(number, "/livez")[0] == 200
         status, text = fetch(number, "/metrics")
         assert status == 200

@@ -24,7 +24,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakSet
 
-from opentelemetry import metrics, propagate, trace
+from opentelemetry import context, metrics, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 
@@ -158,12 +158,18 @@ class OpenTelemetry:
         return jobs
 
     async def _run(self, job: jobq.Job, args: Any, call_next: jobq.CallNext) -> Any:  # noqa: ARG002
+        origin, links = _origin(job)
+        token = context.attach(origin)  # not as the span's parent alone: the baggage comes along
+        try:
+            return await self._run_in_span(job, links, call_next)
+        finally:
+            context.detach(token)
+
+    async def _run_in_span(self, job: jobq.Job, links: Sequence[Link], call_next: jobq.CallNext) -> Any:
         started = time.perf_counter()
         attributes = _attributes("process", "process", job.queue)
-        context, links = _origin(job)
         with self._tracer.start_as_current_span(
             f"process {job.queue}",
-            context=context,
             kind=SpanKind.CONSUMER,
             links=links,
             attributes=attributes
@@ -282,12 +288,12 @@ def _context_of(job: jobq.Job) -> Context:
 
 def _origin(job: jobq.Job) -> tuple[Context, list[Link]]:
     """Return what a run's span begins in, and what it links to."""
-    context = _context_of(job)
-    sent = trace.get_current_span(context).get_span_context()
+    origin = _context_of(job)
+    sent = trace.get_current_span(origin).get_span_context()
     if job.attempt == 1 or not sent.is_valid:
-        return context, []
+        return origin, []
     # The baggage stays, the parent does not.
-    return trace.set_span_in_context(trace.INVALID_SPAN, context), [Link(sent)]
+    return trace.set_span_in_context(trace.INVALID_SPAN, origin), [Link(sent)]
 
 
 def _note_end(span: Span, error: BaseException, attributes: dict[str, Any]) -> None:
