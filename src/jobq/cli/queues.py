@@ -88,16 +88,20 @@ _KEPT: Final = ("completed", "discarded", "cancelled")
 @click.option("--completed", callback=parse_keep, metavar="TIME", help="2h, 7d, or keep. Default: 24 hours.")
 @click.option("--discarded", callback=parse_keep, metavar="TIME", help="The same. Default: 7 days.")
 @click.option("--cancelled", callback=parse_keep, metavar="TIME", help="The same. Default: 7 days.")
+@_REASON
+@_BY
 @JSON_OPTION
 @with_client
-def retention(client: Client, *, queue: str | None, as_json: bool, **given: Any) -> None:
+def retention(
+    client: Client, *, queue: str | None, reason: str, by: str | None, as_json: bool, **given: Any
+) -> None:
     """Show how long finished jobs are kept; with options, set it.
 
     What is set takes the place of all that was said for that queue before; what is left out follows
     the setting for all queues, or the default.
     """
     if queue is not None or any(value is not None for value in given.values()):
-        client.queues.set_retention(queue, **given)
+        client.queues.set_retention(queue, reason=reason, by=by, **given)
     found = client.queues.retention()
     if as_json:
         print_json(found)
