@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from bench import bulk, drain, horizon, pickup, punctual, retention, single
+from bench import bulk, drain, horizon, pickup, punctual, retention, single, unique
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,5 +39,6 @@ BENCHES: Final = {
         Bench("punctual", "how late scheduled jobs start", punctual.run),
         Bench("retention", "what it costs to remove a finished job, and whether it keeps up", retention.run),
         Bench("horizon", "a job's cost under a pinned vacuum horizon, later beside earlier", horizon.run),
+        Bench("unique", "an enqueue whose keys were used many times, later beside earlier", unique.run),
     )
 }
