@@ -367,7 +367,8 @@ async def test_every_flavour_of_unique_key_travels_in_the_callers_transaction(
     async with set_up(dsn, case_name) as (case, caller):
         async with entered(case.transaction()):
             made = [
-                await caller.enqueue(EMAIL, job.args, tx=case.tx, unique=job.options["unique"]) for job in new
+                await caller.enqueue(EMAIL, {"n": n}, tx=case.tx, unique=unique)
+                for n, unique in enumerate(flavours)
             ]
             assert all(one.inserted for one in made)
             again = await caller.enqueue_many([new[0], *new[2:]], tx=case.tx)
