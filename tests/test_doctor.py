@@ -70,7 +70,7 @@ def test_without_a_schema_it_says_what_to_run(empty_dsn: str) -> None:
     assert "jobqctl migrate" in result.output
 
 
-def test_whoever_pins_the_horizon_is_named(
+def test_s75_whoever_pins_the_horizon_is_named(
     dsn: str, db: psycopg.Connection, check: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only(check("vacuum horizon"), Level.OK)
