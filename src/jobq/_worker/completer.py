@@ -177,10 +177,11 @@ class Completer:
         for outcome in lost:
             self._counters.lost_leases += 1
             logger.warning(
-                "outcome of job %d attempt %d dropped: its lease had ended, and the job may run elsewhere",
+                "outcome of job %d attempt %d dropped: its lease had ended, and the job may run elsewhere. "
+                "If it happens often, the worker is frozen at times, or its lease is too short",
                 outcome.job_id,
                 outcome.attempt,
-                extra={"job_id": outcome.job_id, "attempt": outcome.attempt},
+                extra=_fields(outcome, worker_id),
             )
         recorded = batch if not lost else [o for o in batch if o.job_id in had]
         self._counters.count(recorded)
@@ -212,7 +213,12 @@ class Completer:
 
     async def _wait_after(self, error: Error) -> None:
         if self._counters.note_database_away():
-            logger.warning("outcomes cannot be recorded now, %d wait: %s", self._count, error)
+            logger.warning(
+                "outcomes cannot be recorded now, %d wait and are kept as long as this process lives, so do "
+                "not restart it; look after the database: %s",
+                self._count,
+                error,
+            )
         await asyncio.sleep(self._link.retry_delay_s())
 
     async def _record_refused(self, worker_id: int, outcome: Outcome, error: Error) -> None:
@@ -222,6 +228,7 @@ class Completer:
             outcome.job_id,
             outcome.attempt,
             error,
+            extra=_fields(outcome, worker_id),
         )
         failure = Failure("failed", "jobq.DatabaseError", f"outcome refused by the server: {error}", "")
         plain = Settlement(
@@ -244,12 +251,18 @@ class Completer:
                     await self._wait_after(again)
                     continue
                 logger.critical(
-                    "job %d attempt %d: not even its failure can be recorded, and it stays in `running`: %s",
+                    "job %d attempt %d: not even its failure can be recorded, and it stays in `running` "
+                    "until this worker ends; the server's log may tell more: %s",
                     outcome.job_id,
                     outcome.attempt,
                     again,
+                    extra=_fields(outcome, worker_id),
                 )
                 self._count -= 1
                 self._on_recorded(worker_id, [plain])
                 return
         await self._account(worker_id, [plain], had, time.monotonic() - started)
+
+
+def _fields(outcome: Outcome, worker_id: int) -> dict[str, int]:
+    return {"job_id": outcome.job_id, "attempt": outcome.attempt, "worker": worker_id}

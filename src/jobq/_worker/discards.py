@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from jobq._duties import discarded
 from jobq._errors import Error
+from jobq._logging import fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,9 @@ class DiscardNotices:
             try:
                 self._waiting.put_nowait(job_id)
             except asyncio.QueueFull:
-                logger.error("on_discard is too slow: it is not told of job %d", job_id)  # noqa: TRY400
+                logger.error(  # noqa: TRY400
+                    "on_discard is too slow: it is not told of job %d", job_id, extra={"job_id": job_id}
+                )
 
     async def told(self) -> None:
         """Wait until the callbacks have been told of everything so far."""
@@ -75,7 +78,13 @@ class DiscardNotices:
                 await asyncio.wait([call], timeout=_TIME_LIMIT_S)
                 if not call.done():
                     call.cancel()
-                    logger.error("on_discard took over %g s for job %d (%s)", _TIME_LIMIT_S, job.id, job.kind)
+                    logger.error(
+                        "on_discard took over %g s for job %d (%s) and was cancelled",
+                        _TIME_LIMIT_S,
+                        job.id,
+                        job.kind,
+                        extra=fields_of(job),
+                    )
 
 
 async def _call(callback: OnDiscard, job: Job, error: AttemptError) -> None:
@@ -84,4 +93,4 @@ async def _call(callback: OnDiscard, job: Job, error: AttemptError) -> None:
         if inspect.isawaitable(answer):
             await answer
     except BaseException:  # a callback may raise anything, and none of it is ours to die of
-        logger.exception("on_discard failed for job %d (%s)", job.id, job.kind)
+        logger.exception("on_discard failed for job %d (%s)", job.id, job.kind, extra=fields_of(job))

@@ -70,7 +70,9 @@ class Promoter:
             except DatabaseUnavailable:
                 pause_s = self._link.retry_delay_s()
             except Error:
-                logger.exception("promotion was refused by the server, trying again")
+                logger.exception(
+                    "promotion was refused by the server, trying again; `jobqctl doctor` may tell why"
+                )
                 pause_s = _RESCAN_S
             await asyncio.sleep(pause_s)
 
@@ -143,7 +145,9 @@ class Rescuer:
                 is_away = True
                 logger.debug("no rescue while the database is away: %s", error)
             except Error:
-                logger.exception("a rescue was refused by the server, trying again")
+                logger.exception(
+                    "a rescue was refused by the server, trying again; `jobqctl doctor` may tell why"
+                )
             # Spread, so that many workers do not all look at the same moment.
             await asyncio.sleep(self._config.rescue_interval.total_seconds() * (0.8 + 0.4 * self._spread()))
 
@@ -172,7 +176,13 @@ class Rescuer:
         may_expire = time.monotonic() >= self._expire_from
         dead = await self._link.run(expire(self._schema)) if may_expire else []
         for worker_id, name in dead:
-            logger.warning("worker %d (%s) is dead: its lease has ended", worker_id, name)
+            logger.warning(
+                "worker %d (%s) is dead: its lease has ended, and its jobs are taken back. "
+                "Look there for why it ended, or what cut it off",
+                worker_id,
+                name,
+                extra={"worker": worker_id},
+            )
         await self._retire_identities()
         started = time.monotonic()
         if not dead and started < self._scan_at:
@@ -207,7 +217,13 @@ class Rescuer:
         found = await self._link.run(next_orphan(self._schema, leave))
         if found is not None:
             self._set_aside[found] = why
-            logger.error("job %d cannot be rescued and is left for the next sweep: %s", found, why)
+            logger.error(
+                "job %d cannot be rescued and is left for the next sweep; see `jobqctl show %d`: %s",
+                found,
+                found,
+                why,
+                extra={"job_id": found},
+            )
 
     async def _tell(self, rescued: Sequence[Rescued]) -> None:
         for job in rescued:
@@ -217,7 +233,13 @@ class Rescuer:
                 job.attempt,
                 job.worker_id,
                 " and discarded: its workers keep dying with it" if job.discarded else "",
-                extra={"job_id": job.job_id, "queue": job.queue, "attempt": job.attempt},
+                extra={
+                    "job_id": job.job_id,
+                    "kind": job.kind,
+                    "queue": job.queue,
+                    "attempt": job.attempt,
+                    "worker": job.worker_id,
+                },
             )
         discarded = [job for job in rescued if job.discarded]
         if discarded:

@@ -333,7 +333,8 @@ class Executor:
         self._counters.stuck += 1
         logger.error(
             "job %d (%s) goes on %.1f s after it was told to stop because of %s; "
-            "its slot is given to the next job, and it stays leased until it ends",
+            "its slot is given to the next job, and it stays leased until it ends. Have its handler look at "
+            "job.cancelled, or run in a process",
             job.id,
             job.kind,
             time.monotonic() - execution.stopped_at,

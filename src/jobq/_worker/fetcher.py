@@ -89,7 +89,11 @@ class Fetcher:
                     pause_s = min(pause_s, await self._visit_alone(line))
             except DatabaseUnavailable as error:
                 if self._counters.note_database_away():
-                    logger.warning("the database is away, trying again: %s", error)
+                    logger.warning(
+                        "the database is away, trying again; running jobs go on. If it lasts, look after "
+                        "the server, its max_connections and the network: %s",
+                        error,
+                    )
                 pause_s, failed = self._link.retry_delay_s(), True
             if failed and not self.is_stopping:
                 await asyncio.sleep(pause_s)  # whatever comes meanwhile: it would fail as well
@@ -107,7 +111,12 @@ class Fetcher:
         except DatabaseUnavailable:
             raise
         except Error:
-            logger.exception("a claim from queue %r was refused by the server", line.queue)
+            logger.exception(
+                "a claim from queue %r was refused by the server and is tried again every second; "
+                "`jobqctl doctor` may tell why",
+                line.queue,
+                extra={"queue": line.queue},
+            )
             line.next_poll_at = time.monotonic() + _LONGEST_PAUSE_S
             return _LONGEST_PAUSE_S
 

@@ -232,11 +232,15 @@ class Lease:
             self._close()
             self._failures += 1
             if self._failures == 1:
-                logger.warning("the lease could not be renewed, trying again: %s", error)
+                logger.warning(
+                    "the lease could not be renewed, trying again; jobs go on while it holds. If it lasts, "
+                    "look after the database and the way there: %s",
+                    error,
+                )
             self._warn_at_risk()
             return min(reconnect_delay(self._failures, _RNG), self._heartbeat_s)
         if self._failures:
-            logger.warning("the lease is renewed again after %d failures", self._failures)
+            logger.info("the lease is renewed again after %d failures", self._failures)
         self._failures = 0
         if not self.is_safe(self.identities[-1]):
             self._warn_at_risk()
@@ -347,7 +351,11 @@ class Lease:
         if not self._warned_blocked:
             self._warned_blocked = True
             logger.warning(
-                "%s blocks the event loop for %.1f s now:\n%s", job, blocked_s, _stack(watch.thread_id)
+                "%s blocks the event loop for %.1f s now, and with it every other job of this process. "
+                'Make it a plain function, which runs in a thread, or let it run_in="process":\n%s',
+                job,
+                blocked_s,
+                _stack(watch.thread_id),
             )
         if self._exit_when_blocked and may_block_s is not None and blocked_s > may_block_s:
             end_process(

@@ -187,13 +187,24 @@ class Parts:
         for line in self.lines:
             count = await self._claims.run(restamp(self._schema, line.queue))
             if count:
-                logger.warning("%d jobs of %r came from another cluster: stamped anew", count, line.queue)
+                logger.warning(
+                    "%d jobs of %r came from another cluster, by a restore perhaps, and were stamped anew: "
+                    "nothing is left to do",
+                    count,
+                    line.queue,
+                    extra={"queue": line.queue},
+                )
 
     async def _declare(self) -> None:
         """Write the schedules of the code. Only once: a later identity has the code of this start."""
         worker_id = self.lease.identities[0].id
         for name in await self._claims.run(declare(self._schema, worker_id, self._schedules)):
-            logger.warning("schedule %r was added by a client, and is declared in the code now", name)
+            logger.warning(
+                "schedule %r was added by a client, and is declared in the code now, which counts: "
+                "have nobody add it any more",
+                name,
+                extra={"schedule": name},
+            )
 
     async def stop_claiming(self) -> None:
         """Claim nothing more, and give back what was claimed and not started."""

@@ -211,7 +211,8 @@ class Worker:
                 if parts.executor.is_clogged and not parts.is_clogged:
                     parts.is_clogged = True
                     logger.critical(
-                        "handlers that do not stop hold as many slots again as a queue has: the worker stops"
+                        "handlers that do not stop hold as many slots again as a queue has: the worker "
+                        "stops. Have them look at job.cancelled, or run in processes"
                     )
                     self._request_stop()
         finally:
