@@ -1,0 +1,99 @@
+"""What handlers of the worst kind do, by name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_BLOCK_S: Final = 1.0
+_LEAKED_THREADS: Final = 20
+_MEMORY_BYTES: Final = 256 << 20  # more than this and the kernel says no
+
+
+class NobodyExpectsThis(BaseException):  # noqa: N818 - it is no error, which is the point
+    """An exception that `except Exception` lets through."""
+
+
+def _block() -> None:
+    time.sleep(_BLOCK_S)
+
+
+def _leak_threads() -> None:
+    for _ in range(_LEAKED_THREADS):
+        threading.Thread(target=time.sleep, args=[3600.0], daemon=True).start()
+
+
+def _eat_memory() -> None:
+    """Be killed for memory, as by the kernel: allocation fails beyond a limit, and the process ends."""
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES, hard))
+    hoard: list[bytearray] = []
+    try:
+        while True:
+            hoard.append(bytearray(16 << 20))
+    except MemoryError:
+        os.abort()
+
+
+def _fork() -> None:
+    """Leave a child behind that has all our sockets, and ends by itself without a word."""
+    if os.fork() == 0:
+        time.sleep(0.5)
+        os._exit(0)
+
+
+def _close_files() -> None:
+    """Close every socket of this process, the database's too, as a careless daemonise does."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            is_socket = os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+        except OSError:
+            continue  # it was the listing's own
+        if is_socket:
+            os.close(int(name))
+
+
+def _exit() -> None:
+    os._exit(3)
+
+
+def _raise() -> None:
+    raise NobodyExpectsThis
+
+
+def _leave() -> None:
+    raise SystemExit(0)
+
+
+MISDEEDS: Final[dict[str, Callable[[], None]]] = {
+    "block": _block,
+    "leak threads": _leak_threads,
+    "eat memory": _eat_memory,
+    "fork": _fork,
+    "close files": _close_files,
+    "exit": _exit,
+    "raise": _raise,
+    "leave": _leave,
+}
+NEVER_END: Final = "never end"
+
+
+async def misbehave(name: str) -> None:
+    """Do one of `MISDEEDS`, or wait for ever, whatever one is told."""
+    if name != NEVER_END:
+        MISDEEDS[name]()
+        return
+    while True:
+        try:
+            await asyncio.sleep(3600.0)
+        except asyncio.CancelledError:  # noqa: PERF203 - it ignores what it is told
+            continue

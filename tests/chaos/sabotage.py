@@ -1,0 +1,88 @@
+"""Faults of jobq's own, made by hand: what the auditor must see, or it proves nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from jobq import _duties, _outcomes
+from jobq._marks import LaneMarks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import jobq
+    from jobq._marks import Range, Snapshot
+
+_FENCE: Final = "and attempt = o.attempt and worker_id = $3::int8"
+_NO_FENCE: Final = "and o.attempt is not null and $3::int8 is not null"
+
+
+def _remove_fence(worker: jobq.Worker) -> None:
+    """An outcome is taken from whoever sends it."""
+    del worker
+    for name in ("COMPLETE", "SETTLE"):
+        text: str = getattr(_outcomes, name)
+        assert _FENCE in text, "the statement has changed, and this sabotage is none"
+        setattr(_outcomes, name, text.replace(_FENCE, _NO_FENCE))
+
+
+def _make_marks_naive(worker: jobq.Worker) -> None:
+    """The mark goes to the first row that is seen, whatever is undecided before it; no rescan helps."""
+    refresh = LaneMarks.refresh
+
+    def naive(marks: LaneMarks, ranges: Sequence[Range], snapshot: Snapshot) -> bool:
+        return refresh(marks, ranges, snapshot._replace(in_progress=frozenset()))
+
+    LaneMarks.refresh = naive  # type: ignore[method-assign]
+
+    def stop_rescans(_worker_id: int) -> None:
+        assert worker._parts is not None
+        worker._parts.fetcher.rescans = False
+
+    worker.on_register = stop_rescans
+
+
+def _stop_rescuer(worker: jobq.Worker) -> None:
+    """Nobody's lease is ever declared over."""
+    del worker
+    _duties.EXPIRE = _duties.EXPIRE.replace(  # type: ignore[misc]
+        "ended_at is null and lease_until <", "false and lease_until <"
+    )
+
+
+def _rescue_the_living(worker: jobq.Worker) -> None:
+    """Jobs are taken from workers whose lease holds."""
+    del worker
+    _duties.RESCUE = _duties.RESCUE.replace("where ended_at is null", "where false")  # type: ignore[misc]
+
+
+SABOTAGE: Final = {
+    "no fence": _remove_fence,
+    "naive marks": _make_marks_naive,
+    "no rescuer": _stop_rescuer,
+    "rescue of the living": _rescue_the_living,
+}
+
+
+def apply(name: str | None, worker: jobq.Worker) -> None:
+    """Make a fault, before the worker runs; none for ``None``."""
+    if name is not None:
+        SABOTAGE[name](worker)
+
+
+def set_clock(wrong: dict[str, Any]) -> None:
+    """Put this process's wall clock wrong: by ``offset_s``, or by steps that ``steps_s`` lists in turn.
+
+    The monotonic clock stays, as it does when somebody sets a computer's time.
+    """
+    true_time, began = time.time, time.monotonic()
+    steps: list[float] = wrong.get("steps_s", [0.0])
+    every_s: float = wrong.get("every_s", 1.0)
+
+    def wrong_time() -> float:
+        step = steps[int((time.monotonic() - began) / every_s) % len(steps)]
+        return true_time() + wrong.get("offset_s", 0.0) + step
+
+    time.time = wrong_time
+    time.time_ns = lambda: int(wrong_time() * 1e9)

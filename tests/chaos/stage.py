@@ -1,0 +1,285 @@
+"""The stage of one run of chaos: producers and workers before a server, and their audit at the end.
+
+The short form of a fault takes seconds and is in every `make check`; the long one takes `JOBQ_LONG_MINUTES`
+(3) and is run by `make chaos`. Both are the same code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import psycopg
+
+from tests.chaos.auditor import DOUBLED_KEYS, Allowed, Audit, Case, audit, read_state
+from tests.chaos.notes import Evidence, read
+from tests.support.polling import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conftest import SpawnPython
+    from tests.support.processes import PythonProcess
+
+ROOT: Final = Path(__file__).parents[2]
+LONG: Final = os.environ.get("JOBQ_LONG") == "1"
+MINUTES: Final = float(os.environ.get("JOBQ_LONG_MINUTES", "3"))
+SEED: Final = int(os.environ.get("JOBQ_CHAOS_SEED", str(random.randrange(1 << 30))))
+FIGURES: Final = os.environ.get("JOBQ_CHAOS_FIGURES")  # a file that gets a line for each run
+
+WORKERS: Final = 3
+PRODUCERS: Final = 3
+_SAMPLE_S: Final = 0.1
+_DRAIN_S: Final = 120.0 if LONG else 30.0
+_END_S: Final = 15.0  # a worker's grace, and what a busy machine may add
+
+
+def how_long_s(short_s: float) -> float:
+    """Return for how long a fault is made: so many seconds, or the long form's minutes."""
+    return MINUTES * 60 if LONG else short_s
+
+
+class Load(NamedTuple):
+    """What the producers make.
+
+    Attributes:
+        pause_s: between two calls of one producer, in the mean.
+        run_s: how long jobs run, one of these each.
+    """
+
+    pause_s: float = 0.02
+    run_s: tuple[float, ...] = (0.0, 0.005, 0.02, 0.2)
+
+
+class Stage:
+    """Producers and workers of one run.
+
+    Args:
+        spawn: starts processes.
+        dsn: the database, by the way that the auditor takes; the others take it too unless told otherwise.
+        folder: for the notes.
+        worker_dsn, producer_dsn: other ways for them: a proxy, a pooler, several hosts.
+        client: more arguments of the workers' clients.
+        sabotage: a fault of jobq's own, see `sabotage`.
+        config: fields of WorkerConfig; times in seconds.
+    """
+
+    def __init__(
+        self,
+        spawn: SpawnPython,
+        dsn: str,
+        folder: Path,
+        *,
+        worker_dsn: str | None = None,
+        producer_dsn: str | None = None,
+        client: dict[str, Any] | None = None,
+        sabotage: str | None = None,
+        load: Load = Load(),
+        **config: Any,
+    ) -> None:
+        self._spawn = spawn
+        self.dsn = dsn
+        self.folder = folder
+        self.worker_dsn = worker_dsn or dsn
+        self.producer_dsn = producer_dsn or dsn
+        self._client = client or {}
+        self._sabotage = sabotage
+        self._load = load
+        self._config = config
+        self._numbers = itertools.count(1)
+        self.rng = random.Random(SEED)
+        self.workers: list[PythonProcess] = []
+        self.producers: list[PythonProcess] = []
+        self.ended: list[PythonProcess] = []
+        self.keys_doubled: set[str] = set()
+        self.until = 0.0
+        self.counts: dict[str, float] = {}
+
+    # -- processes ----------------------------------------------------------------------------------
+
+    def start_worker(self, *, wait: bool = True, clock: dict[str, Any] | None = None) -> PythonProcess:
+        """Start one more worker."""
+        settings = {
+            "dsn": self.worker_dsn,
+            "client": self._client,
+            "notes": self._notes("worker"),
+            "sabotage": self._sabotage,
+            "clock": clock,
+            "config": self._config,
+        }
+        process = self._spawn("-m", "tests.chaos.worker", json.dumps(settings), cwd=ROOT)
+        self.workers.append(process)
+        if wait:
+            process.wait_for_output("works on")
+        return process
+
+    def start_producer(self) -> PythonProcess:
+        """Start one more producer."""
+        settings = {
+            "dsn": self.producer_dsn,
+            "notes": self._notes("producer"),
+            "seed": self.rng.random(),
+            **self._load._asdict(),
+        }
+        process = self._spawn("-m", "tests.chaos.producer", json.dumps(settings), cwd=ROOT)
+        self.producers.append(process)
+        return process
+
+    def _notes(self, who: str) -> str:
+        return str(self.folder / f"{who} {next(self._numbers)}.notes")
+
+    def retire(self, worker: PythonProcess) -> None:
+        """Count a worker as ended, and let another take its place."""
+        self.workers.remove(worker)
+        self.ended.append(worker)
+        self.start_worker(wait=False)
+
+    def replace_ended(self) -> None:
+        """Let another worker take the place of each that has ended by itself, as its host would."""
+        for worker in [one for one in self.workers if not one.running]:
+            self.count("workers that ended")
+            self.retire(worker)
+
+    def count(self, what: str, by: float = 1) -> None:
+        """Count something for the figures."""
+        self.counts[what] = self.counts.get(what, 0) + by
+
+    def note_longest(self, what: str, value: float) -> None:
+        """Keep the largest of some figures."""
+        self.counts[what] = round(max(self.counts.get(what, 0.0), value), 2)
+
+    # -- the run ------------------------------------------------------------------------------------
+
+    def run(self, fault: Callable[[Stage], None], short_s: float, *, allowed: Allowed = Allowed()) -> Audit:
+        """Put everything under load, make the fault for its time, work off what is left, and audit.
+
+        Args:
+            fault: makes the fault until ``self.until``, and takes it back before it returns.
+            short_s: how long the short form makes it.
+            allowed: what the fault may cost.
+        """
+        for _ in range(WORKERS):
+            self.start_worker(wait=False)
+        for _ in range(PRODUCERS):
+            self.start_producer()
+        for process in (*self.workers, *self.producers):
+            process.wait_for_output("works on" if process in self.workers else "PRODUCES", 60.0)
+        self.until = time.monotonic() + how_long_s(short_s)
+        with self._watching_keys():
+            fault(self)
+            self.stop_producers()
+            self.drain(strict=False)
+        self.stop_workers()
+        return self.audit(allowed)
+
+    def is_over(self) -> bool:
+        """Whether the fault has been made for its time."""
+        return time.monotonic() >= self.until
+
+    def pause(self, low_s: float, high_s: float) -> None:
+        """Let the load go on for a while: so long is the pause between two faults."""
+        time.sleep(max(0.0, min(self.rng.uniform(low_s, high_s), self.until - time.monotonic())))
+
+    def stop_producers(self) -> None:
+        """Tell the producers to stop; one that waits for a dead server is killed: its last call is in doubt."""
+        for producer in self.producers:
+            producer.terminate()
+        for producer in self.producers:
+            try:
+                code = producer.wait(_END_S)
+            except AssertionError:
+                producer.kill()
+                self.count("producers that hung")
+                continue
+            assert code == 0, f"a producer failed:\n{producer.output}"
+
+    def drain(self, *, strict: bool = True) -> None:
+        """Wait until no job is left to do; give up after a time: the audit says what is left."""
+        deadline = time.monotonic() + _DRAIN_S
+        while time.monotonic() < deadline and self._left() != 0:
+            self.replace_ended()
+            time.sleep(_SAMPLE_S)
+        assert not strict or self._left() == 0
+
+    def _left(self) -> int | None:
+        sql = "select (select count(*) from jobq.ready) + (select count(*) from jobq.scheduled)"
+        with contextlib.suppress(psycopg.Error), psycopg.connect(self.dsn, autocommit=True) as connection:
+            row = connection.execute(f"{sql} + (select count(*) from jobq.running)".encode()).fetchone()
+            return None if row is None else int(row[0])
+        return None
+
+    def stop_workers(self) -> None:
+        """Stop all workers in order."""
+        for worker in self.workers:
+            worker.signal(signal.SIGCONT)
+            worker.terminate()
+        for worker in self.workers:
+            code = worker.wait(_END_S)
+            assert code == 0, f"a worker ended with {code}:\n{worker.output}"
+
+    def evidence(self) -> Evidence:
+        """Return what was noted so far."""
+        return read(self.folder)
+
+    def audit(self, allowed: Allowed = Allowed()) -> Audit:
+        """Reconcile, and print the figures."""
+        state = read_state(self.dsn, self.keys_doubled)
+        verdict = audit(Case(self.evidence(), state, allowed))
+        verdict.figures.update(self.counts)
+        name = os.environ.get("PYTEST_CURRENT_TEST", "chaos").split("::")[-1].split(" ")[0]
+        print(f"\n{name} (seed {SEED}): {verdict}")  # noqa: T201 - what it is run for
+        if FIGURES:
+            with Path(FIGURES).open("a") as file:
+                line = {"test": name, "long": LONG, **verdict.figures, "broken": sorted(verdict.broken)}
+                file.write(json.dumps(line) + "\n")
+        return verdict
+
+    @contextlib.contextmanager
+    def _watching_keys(self) -> Iterator[None]:
+        """Look again and again, in one snapshot each time, whether a key is held twice."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(_SAMPLE_S):
+                # the server may be away, which is others' business
+                with contextlib.suppress(psycopg.Error), psycopg.connect(self.dsn, autocommit=True) as one:
+                    self.keys_doubled.update(row[0] for row in one.execute(DOUBLED_KEYS))
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(60)
+
+    def sql(self, text: str, *params: object) -> list[tuple[Any, ...]]:
+        """Run one statement on a connection of its own; return its rows, if it has any."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            cursor = connection.execute(text.encode(), params or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def await_answers(self, timeout_s: float = 30.0) -> None:
+        """Wait until the database answers."""
+
+        def answers() -> bool:
+            try:
+                return self.sql("select 1") == [(1,)]
+            except psycopg.Error:
+                return False
+
+        eventually(answers, timeout_s, what="the database answers")
+
+
+def assert_kept(verdict: Audit, *, at_least: int = 50) -> None:
+    """Fail unless every promise was kept, under a load that is worth the name."""
+    assert not verdict.problems, str(verdict)
+    assert verdict.figures["completed"] >= at_least, f"too little happened to prove anything: {verdict}"

@@ -1,0 +1,140 @@
+"""A worker's process whose handlers note what they do: ``python -m tests.chaos.worker SETTINGS``.
+
+``settings["sabotage"]`` names a fault of jobq's own, made by hand, for the test that the auditor sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import jobq
+from tests.chaos import sabotage
+from tests.chaos.misbehaviour import misbehave
+from tests.chaos.notes import DONE, END, RAISED, RECORDED, START, STOPPED, Journal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Short, so that what the defaults do in a minute takes seconds.
+BRISK: Final[dict[str, Any]] = {
+    "queues": {"default": 10},
+    "lease": 2.5,
+    "heartbeat": 0.5,
+    "poll": 0.2,
+    "grace": 1.0,
+    "cancel_grace": 0.3,
+    "promote_interval": 0.05,
+    "rescue_interval": 0.4,
+    "crash_limit": 1_000_000,  # what is killed at random is no job's fault
+}
+_PLAIN: Final = {"queues", "prefetch", "crash_limit", "completion_batch", "pending_outcomes", "leads"}
+
+
+class SentOnceTooEarlyError(Exception):
+    """What a job raises that is to fail the first time."""
+
+
+class Notebook(jobq.WorkerObserver):
+    """Notes starts, ends, and what is recorded."""
+
+    def __init__(self, path: str) -> None:
+        self._journal = Journal(path)
+
+    def start(self, job: jobq.Job, token: str) -> None:
+        self._journal.note(START, token=token, **_fence(job))
+
+    def end(self, job: jobq.Job, how: str) -> None:
+        self._journal.note(END, how=how, **_fence(job))
+
+    def settled(self, outcomes: Sequence[jobq.Settled], took_s: float) -> None:
+        jobs = [[one.job_id, one.attempt] for one in outcomes if one.outcome == "completed"]
+        if jobs:
+            self._journal.note(RECORDED, jobs=jobs)
+
+
+def _fence(job: jobq.Job) -> dict[str, int]:
+    return {"job": job.id, "attempt": job.attempt, "worker": job.worker_id, "pid": os.getpid()}
+
+
+def make_jobs(notes: str) -> jobq.Jobs:
+    """Return the handlers: on the loop, and in threads."""
+    jobs = jobq.Jobs()
+    book = jobs.observe(Notebook(notes))
+    soon = jobq.ConstantBackoff(timedelta(milliseconds=100))
+
+    def decide(job: jobq.Job, args: dict[str, Any]) -> None:
+        if job.failures == 0 and args["do"] == "fail":
+            raise SentOnceTooEarlyError
+        if job.attempt == 1 and args["do"] == "snooze":
+            raise jobq.Snooze(timedelta(milliseconds=100))
+
+    @jobs.handler("work", backoff=soon)
+    async def work(job: jobq.Job, args: dict[str, Any]) -> None:
+        book.start(job, args["token"])
+        try:
+            await asyncio.sleep(args["s"])
+            decide(job, args)
+        except BaseException as error:
+            book.end(job, STOPPED if isinstance(error, asyncio.CancelledError) else RAISED)
+            raise
+        book.end(job, DONE)
+
+    @jobs.handler("thread", backoff=soon)
+    def thread(job: jobq.Job, args: dict[str, Any]) -> None:
+        book.start(job, args["token"])
+        try:
+            time.sleep(args["s"])
+            decide(job, args)
+        except BaseException:
+            book.end(job, RAISED)
+            raise
+        book.end(job, DONE)
+
+    @jobs.handler("misbehave", backoff=soon, timeout=timedelta(seconds=2))
+    async def on_loop(job: jobq.Job, args: dict[str, Any]) -> None:
+        book.start(job, args["token"])
+        try:
+            if job.attempt == 1:
+                await misbehave(args["do"])
+        except BaseException as error:
+            book.end(job, STOPPED if isinstance(error, asyncio.CancelledError) else RAISED)
+            raise
+        book.end(job, DONE)
+
+    return jobs
+
+
+def config(values: dict[str, Any]) -> jobq.WorkerConfig:
+    """Return a configuration from plain values, times in seconds."""
+    fields = {k: v if k in _PLAIN else timedelta(seconds=v) for k, v in (BRISK | values).items()}
+    return jobq.WorkerConfig(**fields)
+
+
+async def _work(settings: dict[str, Any]) -> None:
+    jobs = make_jobs(settings["notes"])
+    async with jobq.AsyncClient(settings["dsn"], pool_min_size=0, **settings["client"]) as client:
+        worker = jobq.Worker(client, jobs, config(settings["config"]))
+        sabotage.apply(settings["sabotage"], worker)
+        await worker.run()
+
+
+def main() -> None:
+    """Run the worker that the command line describes."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    threading.current_thread().name = "main"
+    settings = json.loads(sys.argv[1])
+    if settings["clock"]:
+        sabotage.set_clock(settings["clock"])
+    asyncio.run(_work(settings))
+
+
+if __name__ == "__main__":
+    main()
