@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import signal
 import time
 from typing import TYPE_CHECKING, Final
 
 import psycopg
 
+from jobq._embedded.pidfile import children_of
+from tests.chaos.misbehaviour import MISDEEDS, NEVER_END
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:
@@ -69,6 +72,36 @@ def stop_workers_in_storms(stage: Stage) -> None:
             # one that is told before it has begun to listen dies of the signal, with nothing in its hands
             assert code in {0, -signal.SIGTERM}, f"ended with {code}:\n{worker.output}"
         stage.workers[-1].wait_for_output("works on", 30.0)
+
+
+def kill_children(stage: Stage) -> None:
+    """Kill -9 a process of the supervisor at random; it starts another."""
+    while not stage.is_over():
+        stage.pause(0.5, 1.2)
+        [supervisor] = stage.workers
+        children = children_of(supervisor.pid)
+        if children:
+            # it may have ended by itself just now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stage.rng.choice(children), signal.SIGKILL)
+                stage.count("kill -9")
+
+
+# -- handlers ---------------------------------------------------------------------------------------
+
+
+def misbehave(stage: Stage) -> None:
+    """Have handlers do, one after the other, what no handler should; at last stop those that never end."""
+    for misdeed in itertools.cycle([*MISDEEDS, NEVER_END]):
+        stage.pause(0.8, 1.5)
+        if stage.is_over():
+            break
+        stage.make("misbehave", do=misdeed)
+        stage.count(f"({misdeed})")
+    for supervisor in list(stage.workers):
+        stage.retire(supervisor)
+        supervisor.terminate()
+        assert supervisor.wait(_STOP_S) == 0, supervisor.output
 
 
 # -- the network ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -31,7 +32,7 @@ def _leak_threads() -> None:
 
 
 def _eat_memory() -> None:
-    """Be killed for memory, as by the kernel: allocation fails beyond a limit, and the process ends."""
+    """Take memory until there is no more, and be killed for it as the kernel would."""
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -41,7 +42,7 @@ def _eat_memory() -> None:
         while True:
             hoard.append(bytearray(16 << 20))
     except MemoryError:
-        os.abort()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _fork() -> None:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 
+import jobq
 from tests.chaos.auditor import DOUBLED_KEYS, Allowed, Audit, Case, audit, read_state
-from tests.chaos.notes import Evidence, read
+from tests.chaos.notes import ACKNOWLEDGED, INTENT, Evidence, Journal, read
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tests.support.processes import PythonProcess
 
 ROOT: Final = Path(__file__).parents[2]
+_PATH: Final = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 LONG: Final = os.environ.get("JOBQ_LONG") == "1"
 MINUTES: Final = float(os.environ.get("JOBQ_LONG_MINUTES", "3"))
 SEED: Final = int(os.environ.get("JOBQ_CHAOS_SEED", str(random.randrange(1 << 30))))
@@ -69,6 +71,8 @@ class Stage:
         worker_dsn, producer_dsn: other ways for them: a proxy, a pooler, several hosts.
         client: more arguments of the workers' clients.
         sabotage: a fault of jobq's own, see `sabotage`.
+        supervised: whether the workers are the processes of one ``jobqctl worker``.
+        load: what the producers make.
         config: fields of WorkerConfig; times in seconds.
     """
 
@@ -82,6 +86,7 @@ class Stage:
         producer_dsn: str | None = None,
         client: dict[str, Any] | None = None,
         sabotage: str | None = None,
+        supervised: bool = False,
         load: Load = Load(),
         **config: Any,
     ) -> None:
@@ -92,9 +97,11 @@ class Stage:
         self.producer_dsn = producer_dsn or dsn
         self._client = client or {}
         self._sabotage = sabotage
+        self._supervised = supervised
         self._load = load
         self._config = config
         self._numbers = itertools.count(1)
+        self._journal = Journal(folder / "stage.notes")
         self.rng = random.Random(SEED)
         self.workers: list[PythonProcess] = []
         self.producers: list[PythonProcess] = []
@@ -106,7 +113,9 @@ class Stage:
     # -- processes ----------------------------------------------------------------------------------
 
     def start_worker(self, *, wait: bool = True, clock: dict[str, Any] | None = None) -> PythonProcess:
-        """Start one more worker."""
+        """Start one more worker, or one more supervisor with all of them."""
+        if self._supervised:
+            return self._start_supervisor()
         settings = {
             "dsn": self.worker_dsn,
             "client": self._client,
@@ -120,6 +129,24 @@ class Stage:
         if wait:
             process.wait_for_output("works on")
         return process
+
+    def _start_supervisor(self) -> PythonProcess:
+        options = ["--processes", str(WORKERS), "--queue", "default=10"]
+        options += ["--lease", "2.5", "--heartbeat", "0.5", "--grace", "1"]
+        env = {"JOBQ_CHAOS_NOTES": str(self.folder / "worker"), "PYTHONPATH": _PATH}
+        command = ["-m", "jobq.cli", "worker", "tests.chaos.app:jobs", "--dsn", self.worker_dsn, *options]
+        process = self._spawn(*command, cwd=ROOT, env=env)
+        self.workers.append(process)
+        return process
+
+    def make(self, kind: str, **args: Any) -> int:
+        """Make one job as the producers do, noted as theirs are."""
+        token = f"stage:{next(self._numbers)}"
+        self._journal.note(INTENT, jobs=[[token, None]])
+        with jobq.Client(self.dsn, pool_min_size=0, pool_max_size=1) as client:
+            made = client.enqueue(kind, {"token": token, "s": 0.0, **args})
+        self._journal.note(ACKNOWLEDGED, jobs=[[token, made.id, True]])
+        return made.id
 
     def start_producer(self) -> PythonProcess:
         """Start one more producer."""
@@ -166,7 +193,7 @@ class Stage:
             short_s: how long the short form makes it.
             allowed: what the fault may cost.
         """
-        for _ in range(WORKERS):
+        for _ in range(1 if self._supervised else WORKERS):
             self.start_worker(wait=False)
         for _ in range(PRODUCERS):
             self.start_producer()
