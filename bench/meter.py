@@ -110,6 +110,11 @@ def process_cpu_s(pid: int) -> float | None:
     return _cpu_s(_stat(pid), _UTIME, _STIME) if _HAS_PROC else None
 
 
+def session_cpu_s(pid: int) -> float | None:
+    """Return the CPU seconds of one server process, which has one thread: finer than `process_cpu_s`."""
+    return _thread_cpu_s(pid, _stat(pid)) if _HAS_PROC else None
+
+
 def cpu_between(before_s: float | None, after_s: float | None) -> float | None:
     """Return the CPU seconds between two readings, ``None`` when either is unknown."""
     return None if before_s is None or after_s is None else after_s - before_s

@@ -21,7 +21,7 @@ import jobq
 from bench import workload
 from bench.bareloop import BATCH, BareLoop
 from bench.lab import BenchError
-from bench.meter import process_cpu_s
+from bench.meter import session_cpu_s
 from bench.result import Cost, Floor, Result, Spread, ratios
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _course(database: Database, case: Case, tenth: int) -> list[float]:
 
 def _spent_s(pid: int) -> float:
     """Return a session's CPU seconds; the clock where nobody can tell."""
-    spent_s = process_cpu_s(pid)
+    spent_s = session_cpu_s(pid)
     return time.monotonic() if spent_s is None else spent_s
 
 
