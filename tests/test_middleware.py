@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import jobq
+from jobq._worker.execution import StopReason
 from jobq.testing import drain, drain_sync
 from tests.support import process_handlers
 from tests.support.inprocess import working
 from tests.support.observed import MODES, fresh_jobs
+from tests.support.polling import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -280,6 +282,34 @@ async def test_a_process_that_overruns_is_killed_under_its_middleware(dsn: str, 
         [error] = bench.errors(made.id)
     assert error["outcome"] == "timeout"
     assert recorder.seen[0] == ("m before", "in_process", never)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("with_middleware", [False, True], ids=["bare", "with middleware"])
+async def test_a_run_that_is_stopped_before_its_first_step_ends_all_the_same(
+    dsn: str, mode: str, *, with_middleware: bool
+) -> None:
+    jobs = fresh_jobs()
+    if with_middleware:
+        jobs.use(Recorder())
+    async with working(dsn, jobs) as bench:
+        await eventually_async(lambda: bench.worker.health().ready)
+        parts = bench.worker._parts
+        assert parts is not None
+        executor, fill = parts.executor, parts.executor.fill
+
+        def fill_and_stop(line: Any) -> None:
+            fill(line)
+            executor.stop_all(StopReason.SHUTDOWN)
+
+        executor.fill = fill_and_stop  # type: ignore[method-assign]
+        job_id = (await bench.client.enqueue(mode, {})).id
+        await eventually_async(
+            lambda: bench.job(job_id)["attempt"] >= 2 or bench.job(job_id)["finished_at"], 20.0
+        )
+        executor.fill = fill  # type: ignore[method-assign]
+        assert (await bench.ended(job_id, 20.0))["failures"] == 0
+        await eventually_async(lambda: bench.worker.stats().busy == 0)
 
 
 async def test_what_is_no_middleware_is_refused() -> None:

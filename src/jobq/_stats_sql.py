@@ -1,9 +1,10 @@
 """What the queues hold and how far behind they are, at a price that does not grow with them.
 
 A count of a million rows reads them all. Here each table's blocks are read as if it had a few hundred:
-all of them where it has no more, else every n-th from a random one on, and the newest ones whole (under
-a pinned vacuum horizon that is where the live rows are). Blocks are addressed by ctid, so neither dead
-rows nor statistics, however stale, make it read more. What was sampled is marked as estimated.
+all of them where it has no more, else one of every n, drawn by lot (a fixed step would meet what comes in
+fixed steps), and the newest ones whole (under a pinned vacuum horizon that is where the live rows are).
+Blocks are addressed by ctid, so neither dead rows nor statistics, however stale, make it read more. What
+was sampled is marked as estimated.
 
 Only what an index finds without walking over the dead is asked of an index: the end of the last hour,
 the few that did not complete, what is due within seconds. The heads of the lanes are not so: everything
@@ -51,8 +52,11 @@ size as materialized (
         from unnest($1::text[]) place
     ) s
 ), block as materialized (
-    select place, generate_series(floor(random() * step)::int8, body - 1, step) as number, step as weight
-    from size
+    select place, number, weight from (
+        select place, body, n * step + floor(random() * step)::int8 as number, step as weight
+        from size cross join lateral generate_series(0, (body - 1) / step) n
+        where body > 0
+    ) stratum where number < body
     union all
     select place, generate_series(body, pages - 1), 1 from size
 )

@@ -138,6 +138,9 @@ class Executor:
     async def _run(self, execution: Execution, arguments: Any) -> None:
         execution.started_at = time.monotonic()
         set_current_job(execution.job)
+        if execution.stop_reason is not None:  # told before it could begin
+            self._ended(execution, None, asyncio.CancelledError())
+            return
         try:
             result = await execution.handler.fn(execution.job, arguments)
         except BaseException as error:  # noqa: BLE001 - also SystemExit and the like end this job alone
@@ -150,6 +153,9 @@ class Executor:
     ) -> None:
         execution.started_at = time.monotonic()
         set_current_job(execution.job)
+        if execution.stop_reason is not None:  # see _run
+            self._ended(execution, None, asyncio.CancelledError())
+            return
         try:
             result = await run_around(execution, arguments, middleware, self._threads, self._processes)
         except BaseException as error:  # noqa: BLE001 - see _run
@@ -240,7 +246,8 @@ class Executor:
             execution.stop_reason = reason
             execution.stopped_at = time.monotonic()
         execution.job.cancelled.set()
-        if execution.task is not None:
+        if execution.task is not None and execution.started_at:
+            # Not before its first step: cancelled then, a coroutine never runs, and its end is never noted.
             execution.task.cancel()
         if execution.process is not None:
             if reason is StopReason.CANCEL:
