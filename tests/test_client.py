@@ -424,3 +424,38 @@ def test_json_of_the_view_is_exact(dsn: str, db: psycopg.Connection[Any]) -> Non
     row = db.execute("select to_jsonb(jobs)::text from jobq.jobs").fetchone()
     assert row
     assert json.loads(row[0])["args"]["x"] == 1970670598291982290
+
+
+def test_what_a_kinds_jobs_share_is_each_clients_own(dsn: str) -> None:
+    plain = jobq.JobType("k", dict, priority=3)
+    rich = jobq.JobType("rich", dict, meta={"m": 1}, tags=["t"])
+    later = jobq.JobType("later", dict, delay=timedelta(hours=1))
+    keyed = jobq.JobType("keyed", dict, unique="one")
+    with jobq.Client(dsn) as one, jobq.Client(dsn, queue="other", max_attempts=2) as two:
+        for _ in range(2):  # the second time everything is known
+            first, second = (client.get(client.enqueue(plain, {}).id) for client in (one, two))
+            assert (first.queue, first.priority, first.max_attempts) == ("default", 3, 25)
+            assert (second.queue, second.priority, second.max_attempts) == ("other", 3, 2)
+            job = one.get(one.enqueue(rich, {"a": 1}).id)
+            assert (job.meta, job.tags, job.args) == ({"m": 1}, ("t",), {"a": 1})
+            assert one.get(one.enqueue(later, {}).id).state == "scheduled"
+            assert one.get(one.enqueue(plain, {}, priority=5).id).priority == 5
+            with pytest.raises(jobq.ArgumentsEncodeError):
+                one.enqueue(plain, {"a": float("nan")})
+        assert [one.enqueue(keyed, {}).inserted for _ in range(2)] == [True, False]
+
+
+def test_kinds_without_end_are_not_all_remembered(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobq._client_base._MAX_TEMPLATES", 3)
+    with jobq.Client(dsn) as client:
+        for n in range(10):
+            assert client.get(client.enqueue(jobq.JobType(f"k{n}", dict), {}).id).kind == f"k{n}"
+        assert len(client._templates) <= 3
+
+
+def test_a_middleware_that_comes_late_sees_every_further_job(dsn: str) -> None:
+    kind = jobq.JobType("k", dict)
+    with jobq.Client(dsn) as client:
+        client.enqueue(kind, {})
+        client.use(lambda job: job.replace(args={"changed": True}))
+        assert client.get(client.enqueue(kind, {}).id).args == {"changed": True}

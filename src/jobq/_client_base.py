@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeV
 import psycopg.conninfo
 
 from jobq._backpressure import Backpressure
-from jobq._enqueue import JobRow, enqueue_atomically, enqueue_many, enqueue_one
+from jobq._enqueue import JobRow, Template, enqueue_atomically, enqueue_many, enqueue_one
 from jobq._errors import ClientClosed, ConfigError, MiddlewareError
 from jobq._jobtype import JobType, NewJob, prepare, prepare_many
 from jobq._limits import MAX_ARGUMENTS_BYTES
@@ -46,6 +46,7 @@ MAX_CALL_CHARACTERS: Final = 250_000_000
 MAX_CALL_JOBS: Final = 1_000_000
 
 _MAX_CURSORS: Final = 100
+_MAX_TEMPLATES: Final = 1_000  # kinds: a program declares dozens, but nothing hinders it
 
 # What a pool passes to `connect` beside the connection string's own parameters.
 _NO_CONNINFO: Final = frozenset(
@@ -166,6 +167,7 @@ class ClientBase(Generic[P, C]):
         # remembers how to send and read what it has sent and read before, which saves half a call.
         self._cursors: Final[dict[int, tuple[object, C]]] = {}
         self._opened_by: int | None = None
+        self._templates: Final[dict[JobType[Any], Template]] = {}
 
     @functools.cached_property
     def conninfo(self) -> str:
@@ -255,18 +257,31 @@ class ClientBase(Generic[P, C]):
         self, kind: JobType[Any] | str, args: object, options: JobOptions, *, own: bool
     ) -> Operation[Enqueued]:
         """Check everything and return the operation; ``own``: on a connection of the client's."""
+        if isinstance(kind, JobType) and not (options or self._middleware or self._backpressure):
+            template = self._templates.get(kind) or self._template(kind)
+            if template is not None:
+                return template.enqueue(kind.encode(args, self._args_limit))
         if self._middleware:
             job = self._changed(NewJob(cast("str", kind), args, **options))
             kind, args, options = job.kind, job.args, job.options
-        given: Any = options  # a cast would be a call
+        given = cast("dict[str, object]", options)
         name, text, resolved = prepare(kind, args, given, self._defaults, self._args_limit)
-        # cold, JobRow's own __new__ takes 2 µs more
-        row = tuple.__new__(JobRow, (name, text, *resolved))  # pyright: ignore[reportUnknownMemberType]
-        operation = enqueue_one(self.schema, row, notify=self.notify)
+        operation = enqueue_one(self.schema, JobRow(name, text, *resolved), notify=self.notify)
         if own and resolved.unique_key is not None:
             # Several statements may follow with a unique key: together, and each with its own snapshot.
             operation = atomic(operation)
         return operation if self._backpressure is None else self._backpressure.guarded([resolved], operation)
+
+    def _template(self, kind: JobType[Any]) -> Template | None:
+        """Return what makes a kind's jobs that are enqueued without options, unless each is different."""
+        options = kind.resolved(self._defaults)
+        if options.delay_s is not None or options.unique is not None or options.unique_key is not None:
+            return None
+        if len(self._templates) >= _MAX_TEMPLATES:
+            self._templates.clear()
+        template = Template(self.schema, JobRow(kind.kind, "", *options), notify=self.notify)
+        self._templates[kind] = template
+        return template
 
     def _enqueue_many(self, jobs: Iterable[NewJob], *, own: bool) -> Operation[list[Enqueued]]:
         first = list(islice(_iterable(jobs), MAX_CALL_JOBS + 1))

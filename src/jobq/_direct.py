@@ -39,6 +39,9 @@ _NO_ROWS: Final[Rows] = ()
 # Plain integers, as libpq's answers are that they are compared with.
 _TUPLES_OK: Final = int(ExecStatus.TUPLES_OK)
 _SUCCESS: Final = frozenset(map(int, (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY)))
+# A prepared statement that is of no use any more, for a migration has changed the type of a column, or that
+# has gone unseen: the connection is given up, and all that it has prepared with it.
+_STALE: Final = frozenset({"0A000", "26000"})
 
 
 class _Statement:
@@ -59,12 +62,16 @@ class _Statement:
 
 
 class Direct:
-    """What sends one connection's statements; its generators are run by the connection's ``wait``."""
+    """What both colours know about one connection: how statements are sent and rows read.
+
+    Attributes:
+        statements: those that are prepared, by their text.
+    """
 
     def __init__(self, connection: psycopg.BaseConnection[Any]) -> None:
+        self.statements: Final[dict[str, _Statement]] = {}
         self._connection: Final = connection
         self._pgconn: Final = connection.pgconn
-        self._statements: Final[dict[str, _Statement]] = {}
         self._on_server: set[bytes] | None = None
         self._prepares = True
         self._encoding = "utf-8"
@@ -72,19 +79,20 @@ class Direct:
 
     def forget(self) -> None:
         """Take nothing for granted any more: somebody else gets the connection."""
-        self._statements.clear()
+        self.statements.clear()
         self._on_server = None
 
-    def perform(self, call: Call) -> PQGen[Rows]:
-        """Send a statement, and return its rows; of several in one text the first one's."""
-        statement = self._statements.get(call.sql) or (yield from self._learn(call))
+    def send(self, statement: _Statement, call: Call) -> None:
+        """Send a call's statement, which is in autocommit."""
         if statement.name is not None:
             self._pgconn.send_query_prepared(statement.name, self._wire_params(call))
         elif call.params:
             self._pgconn.send_query_params(statement.text, self._wire_params(call))
         else:
             self._pgconn.send_query(statement.text)
-        results = yield from generators.execute(self._pgconn)
+
+    def rows(self, statement: _Statement, results: Sequence[PGresult]) -> Rows:
+        """Return the rows of a statement's results; of several statements in one text the first one's."""
         result = results[0]
         if len(results) > 1 or result.status != _TUPLES_OK:
             result = self._checked(results)
@@ -107,23 +115,26 @@ class Direct:
         """Return the first of some results if all of them tell of success."""
         for result in results:
             if result.status not in _SUCCESS:
-                raise errors.error_from_result(result, encoding=self._encoding)
+                error = errors.error_from_result(result, encoding=self._encoding)
+                if error.sqlstate in _STALE:
+                    self._pgconn.finish()
+                raise error
         return results[0]
 
-    def _learn(self, call: Call) -> PQGen[_Statement]:
-        """Prepare a statement, unless it is there already, or must not be."""
+    def learn(self, call: Call) -> PQGen[_Statement]:
+        """Prepare a call's statement, unless it is there already, or must not be."""
         on_server = self._on_server
         if on_server is None:
             on_server = self._on_server = yield from self._look_around()
         text = call.sql.encode(self._encoding)
-        if not call.params or call.replan or not self._prepares or len(self._statements) >= _MAX_PREPARED:
+        if not call.params or call.replan or not self._prepares or len(self.statements) >= _MAX_PREPARED:
             return _Statement(text, None, self._connection)
         name = _name_of(call.sql)
         if name not in on_server:
             self._pgconn.send_prepare(name, text)
             self._checked((yield from generators.execute(self._pgconn)))
             on_server.add(name)
-        statement = self._statements[call.sql] = _Statement(text, name, self._connection)
+        statement = self.statements[call.sql] = _Statement(text, name, self._connection)
         return statement
 
     def _look_around(self) -> PQGen[set[bytes]]:
@@ -152,8 +163,13 @@ class OwnConnection(psycopg.Connection[Any]):
         Raises:
             Error: as `map_error` has it.
         """
+        direct = self.direct
         try:
-            return self.wait(self.direct.perform(call))
+            statement = direct.statements.get(call.sql)
+            if statement is None:
+                statement = self.wait(direct.learn(call))
+            direct.send(statement, call)
+            return direct.rows(statement, self.wait(generators.execute(self.pgconn)))
         except DRIVER_ERRORS as error:
             raise map_error(error) from error
 
@@ -168,8 +184,13 @@ class OwnAsyncConnection(psycopg.AsyncConnection[Any]):
 
     async def execute_call(self, call: Call) -> Rows:
         """Do what :meth:`OwnConnection.execute_call` does."""
+        direct = self.direct
         try:
-            return await self.wait(self.direct.perform(call))
+            statement = direct.statements.get(call.sql)
+            if statement is None:
+                statement = await self.wait(direct.learn(call))
+            direct.send(statement, call)
+            return direct.rows(statement, await self.wait(generators.execute(self.pgconn)))
         except DRIVER_ERRORS as error:
             raise map_error(error) from error
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from jobq._enqueue_unique import enqueue_unique
 from jobq._errors import DatabaseError
@@ -30,6 +29,7 @@ __all__ = [
     "ENQUEUE_ONE",
     "NOTIFY",
     "JobRow",
+    "Template",
     "enqueue_atomically",
     "enqueue_many",
     "enqueue_one",
@@ -60,26 +60,30 @@ select x.id, (select sent from n) from x order by x.ord
 """
 
 
-# A job's options as they stand in a row: those that nearly all jobs of a kind share, and those that few have.
-_COMMON: Final = slice(JobRow._fields.index("queue"), JobRow._fields.index("run_at"))
-_RARE: Final = slice(JobRow._fields.index("run_at"), None)
-_NOTHING_RARE: Final = (None,) * len(JobRow._fields[_RARE])
-_constants: Final = functools.lru_cache(maxsize=1024)(Constants)
-
-
 def enqueue_one(schema: str, row: JobRow, *, notify: bool) -> Operation[Enqueued]:
     """Make one job."""
-    common: Any = row[_COMMON]
-    if row[_RARE] == _NOTHING_RARE:
-        same = _constants(None, None, None, row.kind, *common, notify)
-        call = Call(enqueue_sql(ENQUEUE_ONE, schema), (row.args, *same.values), constants=same)
-    elif row.run_at is None and row.delay_s is None and row.unique_key is None:
-        params = (row.args, row.expires_at, row.meta, row.tags, row.kind, *common, notify)
-        call = Call(enqueue_sql(ENQUEUE_ONE, schema), params)
-    else:
+    if row.run_at is not None or row.delay_s is not None or row.unique_key is not None:
         return (yield from enqueue_many(schema, [row], notify=notify))[0]
-    rows = yield call
-    return Enqueued(rows[0][0], inserted=True)
+    return (yield from Template(schema, row, notify=notify).enqueue(row.args))
+
+
+class Template:
+    """Makes jobs that are ready at once and differ in nothing but their arguments.
+
+    Args:
+        row: one of them.
+    """
+
+    def __init__(self, schema: str, row: JobRow, *, notify: bool) -> None:
+        self._sql: Final = enqueue_sql(ENQUEUE_ONE, schema)
+        options = (row.queue, row.priority, row.max_attempts, row.timeout_s)
+        self._rest: Final = Constants(row.expires_at, row.meta, row.tags, row.kind, *options, notify)
+
+    def enqueue(self, args: str) -> Operation[Enqueued]:
+        """Make one job."""
+        rest = self._rest
+        rows = yield Call(self._sql, (args, *rest.values), constants=rest)
+        return Enqueued(rows[0][0], inserted=True)
 
 
 def enqueue_many(schema: str, rows: Sequence[JobRow], *, notify: bool) -> Operation[list[Enqueued]]:
@@ -103,7 +107,7 @@ _TRIES: Final = 5
 
 
 def enqueue_atomically(schema: str, rows: Sequence[JobRow], *, notify: bool) -> Operation[list[Enqueued]]:
-    """Make many jobs in a transaction of their own, on a psycopg connection in autocommit. See `enqueue_many`.
+    """Make many jobs as `enqueue_many` does, in a transaction of their own on a connection in autocommit.
 
     With unique keys several statements may follow: together, and each with its own snapshot.
     """

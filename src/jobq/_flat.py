@@ -21,7 +21,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Writer: TypeAlias = "Callable[[object], bytes | None]"
+Writer: TypeAlias = "Callable[[object, int], str | None]"
 
 _PLAIN: Final = frozenset({str, int, bool, type(None)})
 _NUL: Final = b"\\u0000"  # PostgreSQL cannot hold one
@@ -33,22 +33,27 @@ _write: Final = msgspec.json.Encoder().encode
 def flat_writer(cls: object) -> Writer | None:
     """Return what writes such a class's objects, or ``None`` when the class is of another sort.
 
-    The writer returns ``None`` for an object that has to go the long way: one with a member of another
-    type than declared, or with what cannot be stored.
+    The writer takes an object and the most bytes that its document may have, and returns ``None`` for
+    what has to go the long way: it is of another class, has a member of another type than declared, or
+    holds what cannot be stored.
     """
     shapes = _shapes_of(cls)
     if shapes is None:
         return None
+    wanted: object = cls
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     members: Callable[[object], tuple[object, ...]] = operator.attrgetter(*names, names[-1])
 
-    def write(value: object) -> bytes | None:
+    def write(value: object, max_bytes: int) -> str | None:
+        if type(value) is not wanted:
+            return None
         try:
-            if tuple(map(type, members(value))) in shapes and _NUL not in (document := _write(value)):
-                return document
+            if tuple(map(type, members(value))) not in shapes:
+                return None
+            document = _write(value)
         except Exception:  # noqa: BLE001 - a lone surrogate, a member deleted: the long way says where
             return None
-        return None
+        return None if _NUL in document or len(document) > max_bytes else document.decode()
 
     return write
 
@@ -61,7 +66,11 @@ def _shapes_of(cls: object) -> frozenset[tuple[type, ...]] | None:
         return None  # it may refuse values of the right types
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
-        choices = [_plain_types(hints[field.name]) for field in dataclasses.fields(cls)]
+        # not those without init: what stands on the class alone, msgspec leaves out
+        choices = [
+            _plain_types(hints[field.name]) if field.init else frozenset[type]()
+            for field in dataclasses.fields(cls)
+        ]
     except Exception:  # noqa: BLE001 - names that are not known yet, or whatever else stands for a type
         return None
     if not choices or not all(choices) or math.prod(map(len, choices)) > _MAX_SHAPES:

@@ -129,13 +129,10 @@ class JobType(Generic[A]):
             ArgumentsEncodeError: they, or a member of them, are of another type than declared, or hold
                 what does not come back.
         """
-        args_type: Any = self.args_type  # a cast would be a call
-        if type(args) is not args_type:
+        if self._write_flat is not None and (text := self._write_flat(args, max_bytes)) is not None:
+            return text
+        if cast("object", type(args)) is not self.args_type:
             check_arguments(self.kind, self.args_type, args)
-        elif self._write_flat is not None:
-            document = self._write_flat(args)
-            if document is not None and len(document) <= max_bytes:
-                return document.decode()
         text = encode(args, max_bytes=max_bytes)
         self._decoder.check(text)
         return text
