@@ -18,16 +18,16 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 import jobq
-from bench import workload
-from bench.bareloop import BATCH, BareLoop
-from bench.lab import BenchError
-from bench.meter import session_cpu_s
-from bench.result import Cost, Floor, Result, Spread, ratios
+from jobq._bench import workload
+from jobq._bench.bareloop import BATCH, BareLoop
+from jobq._bench.lab import BenchError
+from jobq._bench.meter import session_cpu_s
+from jobq._bench.result import Cost, Floor, Result, Spread, ratios
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from bench.lab import Database, Lab
+    from jobq._bench.lab import Database, Lab
 
 FLOOR: Final = Floor("ratio", 2, at_least=False)
 KEYS: Final = BATCH
@@ -62,7 +62,7 @@ def run(lab: Lab) -> Iterator[Result]:
     tenth = lab.pick(full=100, quick=20, tiny=2)  # calls
     rounds = lab.pick(full=3, quick=1, tiny=1)
     for case in CASES:
-        courses = []
+        courses: list[list[float]] = []
         for _ in range(rounds):
             with lab.database() as database:
                 courses.append(_course(database, case, tenth))

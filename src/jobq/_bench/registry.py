@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from bench import bulk, drain, horizon, pickup, punctual, retention, single, unique
+from jobq._bench import bulk, drain, horizon, pickup, punctual, retention, single, unique
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from bench.lab import Lab
-    from bench.result import Result
+    from jobq._bench.lab import Lab
+    from jobq._bench.result import Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,18 +22,18 @@ import psycopg_pool
 from psycopg.types.json import Jsonb
 
 import jobq
-from bench import payload, workload
-from bench.hands import call_all
-from bench.lab import Window
-from bench.rates import rate_result
-from bench.result import Floor, Result
+from jobq._bench import payload, workload
+from jobq._bench.hands import call_all
+from jobq._bench.lab import Window
+from jobq._bench.rates import rate_result
+from jobq._bench.result import Floor, Result
 from jobq._postgres import sync_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from bench.hands import Hand
-    from bench.lab import Lab
+    from jobq._bench.hands import Hand
+    from jobq._bench.lab import Lab
     from jobq._postgres import SyncCursor
 
 FLOORS: Final = {1: Floor("ratio", 0.8), 16: Floor("ratio", 0.6)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,7 +109,7 @@ class Result:
     yardstick_cost: Cost = Cost()
     cpu_ratio: float | None = None
     floor: Floor | None = None
-    details: Mapping[str, object] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict[str, object])
 
     @property
     def reached(self) -> bool | None:
@@ -149,12 +149,13 @@ def ratios(values: Sequence[float], yardsticks: Sequence[float]) -> Spread:
     return Spread.of([value / yardstick for value, yardstick in zip(values, yardsticks, strict=True)])
 
 
-def _rounded(value: object) -> object:
+def _rounded(value: Any) -> Any:
     """Round floats to four significant digits or more: nothing here is known better."""
     if isinstance(value, float):
         return round(value, 1) if abs(value) >= 1000 else float(f"{value:.4g}")
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        items = cast("dict[str, Any]", value)
+        return {key: _rounded(item) for key, item in items.items()}
     if isinstance(value, list):
-        return [_rounded(item) for item in value]
+        return [_rounded(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return value

@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import jobq
-from bench import bareloop, workload
-from bench.lab import BenchError, Window
-from bench.rates import rate_result
-from bench.result import Floor, Result
+from jobq._bench import bareloop, workload
+from jobq._bench.lab import BenchError, Window
+from jobq._bench.rates import rate_result
+from jobq._bench.result import Floor, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from bench.hands import Hand
-    from bench.lab import Lab
-    from bench.workload import DrainReply
+    from jobq._bench.hands import Hand
+    from jobq._bench.lab import Lab
+    from jobq._bench.workload import DrainReply
 
 SLOTS: Final = (200, 20)
 FLOOR: Final = Floor("ratio", 0.5)

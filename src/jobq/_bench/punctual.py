@@ -14,17 +14,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 import jobq
-from bench import workload
-from bench.lab import Window
-from bench.latency import latency_result
-from bench.meter import cpu_between
-from bench.result import Floor, Result
+from jobq._bench import workload
+from jobq._bench.lab import Window
+from jobq._bench.latency import latency_result
+from jobq._bench.meter import cpu_between
+from jobq._bench.result import Floor, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bench.lab import Database, Lab
-    from bench.result import Cost
+    from jobq._bench.lab import Database, Lab
+    from jobq._bench.result import Cost
 
 FLOORS: Final = {50: None, 99: Floor("value", 250.0, at_least=False)}
 _AHEAD_S: Final = 0.5  # nothing is due before all is enqueued
@@ -74,16 +74,16 @@ def _sample(
         )
         before, worker_cpu_s = lab.meter.read(), worker.cpu_s()
         sleeper.start(sleep_until, [begin_s + rng.uniform(0, span_s) for _ in range(samples)])
-        starts = worker.result().value
+        starts: list[workload.Start] = worker.result().value
         window = Window.between(before, lab.meter.read(), cpu_between(worker_cpu_s, worker.cpu_s()))
-        woken_late_s = sleeper.result().value
+        woken_late_s: list[float] = sleeper.result().value
     late_ms = [(start.system_s - due_s[start.number]) * 1e3 for start in starts]
     return late_ms, [late_s * 1e3 for late_s in woken_late_s], window.cost(samples)
 
 
 def sleep_until(moments_s: list[float]) -> list[float]:
     """Sleep until each of these moments; return how many seconds late each was. For a hand."""
-    late_s = []
+    late_s: list[float] = []
     for moment_s in sorted(moments_s):
         time.sleep(max(0.0, moment_s - time.time()))
         late_s.append(time.time() - moment_s)

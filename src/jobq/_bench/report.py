@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.result import Result, Spread
+    from jobq._bench.result import Result, Spread
 
 _HEADINGS: Final = (
     "bench",

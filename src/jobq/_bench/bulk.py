@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 import jobq
-from bench import payload, workload
-from bench.lab import Window
-from bench.rates import rate_result
-from bench.result import Floor, Result
+from jobq._bench import payload, workload
+from jobq._bench.lab import Window
+from jobq._bench.rates import rate_result
+from jobq._bench.result import Floor, Result
 from jobq._postgres import sync_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from bench.hands import Hand
-    from bench.lab import Lab
+    from jobq._bench.hands import Hand
+    from jobq._bench.lab import Lab
     from jobq._postgres import SyncCursor
 
 FLOOR: Final = Floor("value", 80_000)

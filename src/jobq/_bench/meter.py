@@ -111,7 +111,7 @@ def process_cpu_s(pid: int) -> float | None:
 
 
 def session_cpu_s(pid: int) -> float | None:
-    """Return the CPU seconds of one server process, which has one thread: finer than `process_cpu_s`."""
+    """Return the CPU seconds that a process of one thread has used, finer than `process_cpu_s`."""
     return _thread_cpu_s(pid, _stat(pid)) if _HAS_PROC else None
 
 

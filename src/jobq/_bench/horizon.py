@@ -22,19 +22,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import jobq
-from bench import bareloop, workload
-from bench.lab import BenchError, Window
-from bench.meter import cpu_between
-from bench.result import Cost, Floor, Result, Spread, ratios
+from jobq._bench import bareloop, workload
+from jobq._bench.lab import BenchError, Window
+from jobq._bench.meter import cpu_between
+from jobq._bench.result import Cost, Floor, Result, Spread, ratios
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import psycopg
 
-    from bench.hands import Hand
-    from bench.lab import Lab
-    from bench.meter import Reading
+    from jobq._bench.hands import Hand
+    from jobq._bench.lab import Lab
+    from jobq._bench.meter import Reading
 
 FLOOR: Final = Floor("ratio", 1.2, at_least=False)
 SLOTS: Final = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Final
 
-from bench.result import Cost, Floor, Result, Spread
+from jobq._bench.result import Cost, Floor, Result, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.result import Cost, Floor, Result, Spread, ratios
+from jobq._bench.result import Cost, Floor, Result, Spread, ratios
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from bench.lab import Window
+    from jobq._bench.lab import Window
 
 
 def rate_result(

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, LiteralString, Self, TypeVar
 
 import jobq
-from bench import hands
-from bench.meter import cpu_between
-from bench.meter import server_cpu_s as read_server_cpu_s
-from bench.payload import KIND
+from jobq._bench import hands
+from jobq._bench.meter import cpu_between
+from jobq._bench.meter import server_cpu_s as read_server_cpu_s
+from jobq._bench.payload import KIND
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine
 
     import psycopg
 
@@ -86,7 +86,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
 
 @contextlib.asynccontextmanager
-async def working(dsn: str, jobs: jobq.Jobs, slots: int) -> AsyncIterator[jobq.AsyncClient]:
+async def working(dsn: str, jobs: jobq.Jobs, slots: int) -> AsyncGenerator[jobq.AsyncClient]:
     """Run a worker with its defaults while the block runs; then stop it and wait for its end."""
     async with jobq.AsyncClient(dsn) as client:
         worker = jobq.Worker(client, jobs, jobq.WorkerConfig(queues={"default": slots}))

@@ -20,13 +20,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import jobq
-from bench import payload, workload
-from bench.horizon import Flow
-from bench.lab import BenchError, Window
-from bench.meter import cpu_between, server_cpu_s
-from bench.rates import rate_result
-from bench.result import Cost, Floor, Result, Spread, ratios
-from bench.workload import DrainReply
+from jobq._bench import payload, workload
+from jobq._bench.horizon import Flow
+from jobq._bench.lab import BenchError, Window
+from jobq._bench.meter import cpu_between, server_cpu_s
+from jobq._bench.rates import rate_result
+from jobq._bench.result import Cost, Floor, Result, Spread, ratios
+from jobq._bench.workload import DrainReply
 from jobq._duties import Registration, register
 from jobq._leader import elect
 from jobq._operation import run as run_operation
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from bench.hands import Hand
-    from bench.lab import Database, Lab
+    from jobq._bench.hands import Hand
+    from jobq._bench.lab import Database, Lab
     from jobq._operation import Call, Operation, Rows
 
 T = TypeVar("T")

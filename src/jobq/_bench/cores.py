@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
 
 class Pin(enum.StrEnum):
@@ -51,7 +51,7 @@ def others_than(cores: Sequence[int] | None) -> list[int] | None:
 
 
 @contextlib.contextmanager
-def pinned(cores: Sequence[int] | None) -> Iterator[None]:
+def pinned(cores: Sequence[int] | None) -> Generator[None]:
     """Keep this process, and those that it starts meanwhile, to some cores."""
     if cores is None:
         yield
@@ -65,7 +65,7 @@ def pinned(cores: Sequence[int] | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def preferred(pids: Sequence[int], niceness: int) -> Iterator[None]:
+def preferred(pids: Sequence[int], niceness: int) -> Generator[None]:
     """Give processes, and those that they start from now on, another priority for a while.
 
     Linux weighs whole sessions against each other where its autogroups are on, and niceness only

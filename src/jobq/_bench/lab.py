@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import importlib.util
 import os
 import platform
 import shutil
@@ -15,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 
 import jobq
-from bench.cores import Pin, cores_of, others_than, pinned, preferred
-from bench.hands import Hand, hired
-from bench.meter import Meter, Reading, cpu_between, filesystem_of
-from bench.result import Cost
+from jobq._bench.cores import Pin, cores_of, others_than, pinned, preferred
+from jobq._bench.hands import Hand, hired
+from jobq._bench.meter import Meter, Reading, cpu_between, filesystem_of
+from jobq._bench.result import Cost
 from jobq.embedded import Databases, EmbeddedPostgres
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Mapping
 
 T = TypeVar("T")
 
@@ -136,7 +137,7 @@ class Lab:
         return {Size.FULL: full, Size.QUICK: quick, Size.TINY: tiny}[self.size]
 
     @contextlib.contextmanager
-    def database(self) -> Iterator[Database]:
+    def database(self) -> Generator[Database]:
         """Make a migrated database, and drop it with whoever is still connected."""
         name = self._databases.create(template=_TEMPLATE)
         try:
@@ -145,7 +146,7 @@ class Lab:
             self._databases.drop(name)
 
     @contextlib.contextmanager
-    def hands(self, count: int) -> Iterator[list[Hand]]:
+    def hands(self, count: int) -> Generator[list[Hand]]:
         """Start processes to measure, pinned with the server."""
         with hired(count, self.cores) as hands:
             yield hands
@@ -178,15 +179,11 @@ class Lab:
 
 def has_uvloop() -> bool:
     """Whether uvloop is installed; then workers are measured on it."""
-    try:
-        import uvloop  # noqa: F401, PLC0415 - optional: its absence is a setting that is stated
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("uvloop") is not None
 
 
 @contextlib.contextmanager
-def open_lab(pin: Pin, size: Size, bin_dir: Path | None = None, niceness: int = 0) -> Iterator[Lab]:
+def open_lab(pin: Pin, size: Size, bin_dir: Path | None = None, niceness: int = 0) -> Generator[Lab]:
     """Start a server for a bench, pinned; stop and remove it at the end.
 
     Args:
@@ -216,7 +213,7 @@ def open_lab(pin: Pin, size: Size, bin_dir: Path | None = None, niceness: int = 
 
 
 @contextlib.contextmanager
-def _folder_on_disk() -> Iterator[Path | None]:
+def _folder_on_disk() -> Generator[Path | None]:
     """Yield where fsync means something; ``None`` when that is so of the server's own choice."""
     elsewhere = Path("/var/tmp")
     if filesystem_of(Path(tempfile.gettempdir())) not in _IN_MEMORY or not elsewhere.is_dir():

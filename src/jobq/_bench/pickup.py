@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 import jobq
-from bench import payload, workload
-from bench.lab import BenchError, Window
-from bench.latency import latency_result
-from bench.meter import cpu_between
-from bench.result import Floor, Result
+from jobq._bench import payload, workload
+from jobq._bench.lab import BenchError, Window
+from jobq._bench.latency import latency_result
+from jobq._bench.meter import cpu_between
+from jobq._bench.result import Floor, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bench.lab import Database, Lab
-    from bench.result import Cost
+    from jobq._bench.lab import Database, Lab
+    from jobq._bench.result import Cost
 
 FLOORS: Final = {50: Floor("value", 3.0, at_least=False), 99: Floor("value", 15.0, at_least=False)}
 CHANNEL: Final = "bench"  # written out where SQL takes no parameter

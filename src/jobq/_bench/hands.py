@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawValue
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar
 
-from bench.meter import process_cpu_s
+from jobq._bench.meter import process_cpu_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from types import TracebackType
 
 P = ParamSpec("P")
@@ -109,7 +109,7 @@ class Hand:
         except EOFError:
             raise HandFailed(f"the process ended with code {self._process.exitcode}") from None
         if isinstance(reply, Reply):
-            return reply
+            return reply  # pyright: ignore[reportUnknownVariableType]
         raise HandFailed(str(reply))
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Reply[T]:
@@ -144,7 +144,7 @@ def call_all(
 
 
 @contextlib.contextmanager
-def hired(count: int, cores: Sequence[int] | None) -> Iterator[list[Hand]]:
+def hired(count: int, cores: Sequence[int] | None) -> Generator[list[Hand]]:
     """Start some hands, and end them."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(Hand(cores)) for _ in range(count)]

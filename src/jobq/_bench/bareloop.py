@@ -10,9 +10,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from bench import hands
-from bench.meter import server_cpu_s
-from bench.workload import DrainReply
+from jobq._bench import hands
+from jobq._bench.meter import server_cpu_s
+from jobq._bench.workload import DrainReply
 from jobq._claim import claim, refresh
 from jobq._duties import Registration, register
 from jobq._marks import LaneMarks
