@@ -40,7 +40,7 @@ def flat_writer(cls: object) -> Writer | None:
     shapes = _shapes_of(cls)
     if shapes is None:
         return None
-    wanted: object = cls
+    wanted: Any = cls
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     members: Callable[[object], tuple[object, ...]] = operator.attrgetter(*names, names[-1])
 
