@@ -21,11 +21,11 @@ import psycopg
 
 import jobq
 from tests.chaos.auditor import DOUBLED_KEYS, Allowed, Audit, Case, audit, read_state
-from tests.chaos.notes import ACKNOWLEDGED, INTENT, Evidence, Journal, read
+from tests.chaos.notes import ACKNOWLEDGED, INTENT, ROLLED_BACK, Evidence, Journal, read
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.conftest import SpawnPython
     from tests.support.processes import PythonProcess
@@ -72,6 +72,7 @@ class Stage:
         client: more arguments of the workers' clients.
         sabotage: a fault of jobq's own, see `sabotage`.
         supervised: whether the workers are the processes of one ``jobqctl worker``.
+        clocks: how wrong the wall clocks of the workers are, in turn; see `sabotage.set_clock`.
         load: what the producers make.
         config: fields of WorkerConfig; times in seconds.
     """
@@ -87,6 +88,7 @@ class Stage:
         client: dict[str, Any] | None = None,
         sabotage: str | None = None,
         supervised: bool = False,
+        clocks: Sequence[dict[str, Any]] = (),
         load: Load = Load(),
         **config: Any,
     ) -> None:
@@ -98,6 +100,7 @@ class Stage:
         self._client = client or {}
         self._sabotage = sabotage
         self._supervised = supervised
+        self._clocks = itertools.cycle(clocks or [None])
         self._load = load
         self._config = config
         self._numbers = itertools.count(1)
@@ -112,7 +115,7 @@ class Stage:
 
     # -- processes ----------------------------------------------------------------------------------
 
-    def start_worker(self, *, wait: bool = True, clock: dict[str, Any] | None = None) -> PythonProcess:
+    def start_worker(self, *, wait: bool = True) -> PythonProcess:
         """Start one more worker, or one more supervisor with all of them."""
         if self._supervised:
             return self._start_supervisor()
@@ -121,7 +124,7 @@ class Stage:
             "client": self._client,
             "notes": self._notes("worker"),
             "sabotage": self._sabotage,
-            "clock": clock,
+            "clock": next(self._clocks),
             "config": self._config,
         }
         process = self._spawn("-m", "tests.chaos.worker", json.dumps(settings), cwd=ROOT)
@@ -147,6 +150,22 @@ class Stage:
             made = client.enqueue(kind, {"token": token, "s": 0.0, **args})
         self._journal.note(ACKNOWLEDGED, jobs=[[token, made.id, True]])
         return made.id
+
+    def make_in(self, connection: psycopg.Connection, count: int) -> dict[str, int]:
+        """Write jobs in somebody's transaction; return their tokens and ids for `note_decided`."""
+        tokens = [f"stage:{next(self._numbers)}" for _ in range(count)]
+        self._journal.note(INTENT, jobs=[[token, None] for token in tokens])
+        jobs = [jobq.NewJob("work", {"token": token, "s": 0.0, "do": "work"}) for token in tokens]
+        # a transaction that has notified cannot be prepared
+        made = jobq.Client(self.dsn, notify=False).enqueue_many(jobs, tx=connection)
+        return {token: one.id for token, one in zip(tokens, made, strict=True)}
+
+    def note_decided(self, jobs: dict[str, int], *, made: bool) -> None:
+        """Note what became of the transaction that wrote these jobs."""
+        if made:
+            self._journal.note(ACKNOWLEDGED, jobs=[[token, job_id, True] for token, job_id in jobs.items()])
+        else:
+            self._journal.note(ROLLED_BACK, jobs=list(jobs))
 
     def start_producer(self) -> PythonProcess:
         """Start one more producer."""
@@ -206,6 +225,11 @@ class Stage:
             self.drain(strict=False)
         self.stop_workers()
         return self.audit(allowed)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether this is the long form."""
+        return LONG
 
     def is_over(self) -> bool:
         """Whether the fault has been made for its time."""
