@@ -323,3 +323,13 @@ def test_s21_a_worker_gives_up_a_silent_connection_and_goes_on_over_a_new_one(
     assert starts(site) == dict.fromkeys(job_ids, 1)
     assert {site.job(job_id)[2] for job_id in job_ids} == {0}
     worker.stop()
+
+
+def test_a_promotion_that_was_refused_is_tried_again_in_a_second(site: Site) -> None:
+    worker = site.start()
+    site.sql("alter table jobq.scheduled rename to elsewhere")
+    worker.process.wait_for_output("promotion was refused")
+    site.sql("alter table jobq.elsewhere rename to scheduled")
+    [job_id] = site.enqueue("snooze_once", s=0.0)
+    site.await_state(job_id, "completed", timeout_s=5.0)
+    worker.stop()

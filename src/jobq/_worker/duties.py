@@ -31,6 +31,7 @@ _PROMOTE_BATCH: Final = 1000
 _RESCUE_BATCH: Final = 500
 _RESCAN_S: Final = 10.0  # a full scan for due or orphaned rows, at least this far apart…
 _RESCAN_COST_FACTOR: Final = 50.0  # …and never for more than 2 % of the time
+_REFUSED_S: Final = 1.0  # after a promotion that the server refused: a right that is missing, a deadlock
 _MOST_PASSES: Final = 100  # of one rescue, so that it comes to an end under any load
 _SHORTEST_PAUSE_S: Final = 0.002
 _LONGEST_RETRY_S: Final = 5.0  # between two tries of a worker to reach a database that was away
@@ -73,7 +74,7 @@ class Promoter:
                 logger.exception(
                     "promotion was refused by the server, trying again; `jobqctl doctor` may tell why"
                 )
-                pause_s = _RESCAN_S
+                pause_s = _REFUSED_S
             await asyncio.sleep(pause_s)
 
     async def run_once(self) -> float:
