@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psycopg
@@ -82,18 +83,18 @@ def make_role(dsn: str) -> None:
 
 
 def change_and_take_back(stage: Stage) -> None:
-    """Make each change under load, let sessions meet it, and take it back."""
+    """Make each change under load, let sessions meet it, take it back, and wait until work goes on."""
     for number, change in enumerate(itertools.cycle(CHANGES)):
-        stage.pause(0.3, 0.5)
         if number >= len(CHANGES) and stage.is_over():
             return
         for statement in change.do.split("; "):
             stage.sql(statement)
         stage.sql(_END)
-        stage.pause(0.4, 0.8)
+        time.sleep(stage.rng.uniform(0.4, 0.8))
         for statement in change.undo.split("; "):
             stage.sql(statement)
         stage.sql(_END_PRODUCERS)
+        stage.await_work()
         stage.count("changes")
 
 

@@ -318,6 +318,14 @@ class Stage:
             cursor = connection.execute(text.encode(), params or None)
             return cursor.fetchall() if cursor.description else []
 
+    def await_work(self, timeout_s: float = 30.0) -> None:
+        """Wait until jobs end that were claimed after now, and keep the longest time that it took."""
+        began = time.monotonic()
+        [(now,)] = self.sql("select clock_timestamp()")
+        ended = "select exists (select from jobq.finished where claimed_at > %s)"
+        eventually(lambda: self.sql(ended, now) == [(True,)], timeout_s, what="work goes on")
+        self.note_longest("s longest until work went on", time.monotonic() - began)
+
     def await_answers(self, timeout_s: float = 30.0) -> None:
         """Wait until the database answers."""
 
