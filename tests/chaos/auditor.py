@@ -168,8 +168,11 @@ def nothing_is_given_up(case: Case) -> Iterator[object]:
 def each_attempt_starts_once(case: Case) -> Iterator[object]:
     """A job is started no more often than it has attempts, and no attempt twice."""
     lost = case.allowed.lost_commits
-    counts = Counter((r.job_id, r.attempt, r.worker_id if lost else 0) for r in case.evidence.runs)
-    yield from (f"job {job} attempt {a} × {n}" for (job, a, _), n in counts.items() if n > 1)
+    # ids come again where the server lost the last ones, so the token is part of who it was
+    counts = Counter(
+        (r.job_id, r.attempt, r.token if lost else "", r.worker_id if lost else 0) for r in case.evidence.runs
+    )
+    yield from (f"job {job} attempt {a} × {n}" for (job, a, _, _), n in counts.items() if n > 1)
     if lost:
         return
     attempts = {place.job_id: place.attempt for place in case.state.places}
@@ -185,8 +188,8 @@ def valid_leases_never_overlap(case: Case) -> Iterator[object]:
         for first, second in itertools.combinations(runs, 2):
             if first.ended_at is not None and first.ended_at <= second.started_at:
                 continue
-            if first.worker_id not in case.state.ended_at and case.allowed.lost_commits:
-                continue  # the server that knew of it is gone
+            if case.allowed.lost_commits:
+                continue  # the claim was forgotten by the server itself, or the id was given out again
             over_at = case.state.ended_at.get(first.worker_id)
             if over_at is None or over_at > second.started_at:
                 yield f"job {job_id} attempts {first.attempt} and {second.attempt}"
@@ -195,14 +198,16 @@ def valid_leases_never_overlap(case: Case) -> Iterator[object]:
 def completions_are_of_who_ran(case: Case) -> Iterator[object]:
     """A completed job's attempt and worker are those of a run that had returned by then."""
     done = {
-        (run.job_id, run.attempt, run.worker_id): run.ended_at
+        (run.job_id, run.attempt, run.worker_id, run.token): run.ended_at
         for run in case.evidence.runs
         if run.how == DONE and run.ended_at is not None
     }
+    tokens = {payload.job_id: payload.token for payload in case.state.payloads}
     for place in case.state.places:
         if place.state != "completed":
             continue
-        ended_at = done.get((place.job_id, place.attempt, place.worker_id or 0))
+        token = tokens.get(place.job_id, "")
+        ended_at = done.get((place.job_id, place.attempt, place.worker_id or 0, token))
         if ended_at is None or place.finished_at is None or ended_at > place.finished_at:
             yield f"job {place.job_id} attempt {place.attempt}"
 
