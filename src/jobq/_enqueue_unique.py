@@ -51,17 +51,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 # Of `u`, the newest row of a key. Liveness is a coalesce of scalar subqueries, for `exists or exists`
-# becomes hashed subplans over whole tables.
+# becomes hashed subplans over whole tables; and each goes backwards, for a job that has come and gone
+# often leaves a trail of dead entries, the newest last.
 HELD: Final = """case
         when u.job_id is null then false
         when u.held_until is not null then u.held_until > statement_timestamp()
         when u.until_started then coalesce(
-            (select 1 from {schema}.ready where job_id = u.job_id and attempt = 0 limit 1),
-            (select 1 from {schema}.scheduled where job_id = u.job_id and attempt = 0 limit 1)) is not null
+            (select attempt = 0 from {schema}.ready where job_id = u.job_id order by attempt desc limit 1),
+            (select attempt = 0 from {schema}.scheduled where job_id = u.job_id order by attempt desc limit 1),
+            false)
         else coalesce(
-            (select 1 from {schema}.ready where job_id = u.job_id limit 1),
-            (select 1 from {schema}.scheduled where job_id = u.job_id limit 1),
-            (select 1 from {schema}.running where job_id = u.job_id limit 1)) is not null end"""
+            (select true from {schema}.ready where job_id = u.job_id order by attempt desc limit 1),
+            (select true from {schema}.scheduled where job_id = u.job_id order by attempt desc limit 1),
+            (select true from {schema}.running where job_id = u.job_id order by attempt desc limit 1),
+            false) end"""
 
 # In whole microseconds: no float may put the end of a slot before its last moment.
 _SLOT_END: Final = """case when period_us is not null then timestamptz 'epoch' + interval '1 microsecond'
@@ -128,9 +131,10 @@ ENQUEUE_REPLACE: Final = f"""{_keys(max_wait=True)}, gate as materialized (
     select * from k where (key is null or id in (select job_id from won)) and (select is_open from gate)
 ), waiting as materialized (
     select id, holder, args, priority, run_at, conflict, max_wait_s,
-           (select ctid from {{schema}}.ready where job_id = holder and attempt = 0 limit 1) as ready_tid,
-           (select ctid from {{schema}}.scheduled where job_id = holder and attempt = 0 limit 1)
-               as scheduled_tid
+           (select case when attempt = 0 then ctid end from {{schema}}.ready
+            where job_id = holder order by attempt desc limit 1) as ready_tid,
+           (select case when attempt = 0 then ctid end from {{schema}}.scheduled
+            where job_id = holder order by attempt desc limit 1) as scheduled_tid
     from k where is_held and conflict between 1 and 7 and (select is_open from gate)
 ), locked_ready as materialized (
     select w.*, t.* from (select * from waiting where ready_tid is not null order by ready_tid) w
@@ -154,7 +158,8 @@ ENQUEUE_REPLACE: Final = f"""{_keys(max_wait=True)}, gate as materialized (
                c.created_at + l.max_wait_s * interval '1 second') end as run_at, c.tid as job_tid
     from (select * from locked_ready union all select * from locked_scheduled) l
     left join lateral (
-        select ctid as tid, created_at from {{schema}}.job where id = l.holder limit 1) c on true
+        select ctid as tid, created_at from {{schema}}.job
+        where id >= l.holder and id <= l.holder order by id desc limit 1) c on true
 ), kept as (
     update {{schema}}.ready r
     set priority = m.priority,

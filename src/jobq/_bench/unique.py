@@ -42,24 +42,26 @@ class Case:
     Attributes:
         unique: how they are held.
         delay: of the jobs; those that wait for it are replaced instead of claimed.
+        share: of the calls; a trail grows too long for all of them.
     """
 
     name: str
     unique: jobq.Unique
     delay: timedelta | None = None
     floor: Floor | None = FLOOR
+    share: float = 1.0
 
 
 CASES: Final = (
     Case("until finished", jobq.Unique(by_args=True)),
     Case("until started", jobq.Unique(by_args=True, until="started")),
-    Case("replaced", jobq.Unique(by_args=True, on_conflict="replace"), timedelta(hours=1), None),
+    Case("replaced", jobq.Unique(by_args=True, on_conflict="replace"), timedelta(hours=1), None, 0.2),
 )
 
 
 def run(lab: Lab) -> Iterator[Result]:
     """Measure."""
-    tenth = lab.pick(full=100, quick=20, tiny=2)  # calls
+    calls = lab.pick(full=100, quick=20, tiny=2)  # in a tenth
     rounds = lab.pick(full=3, quick=1, tiny=1)
     for case in CASES:
         courses: list[list[float]] = []
