@@ -64,6 +64,7 @@ def run(lab: Lab) -> Iterator[Result]:
     calls = lab.pick(full=100, quick=20, tiny=2)  # in a tenth
     rounds = lab.pick(full=3, quick=1, tiny=1)
     for case in CASES:
+        tenth = max(1, round(calls * case.share))
         courses: list[list[float]] = []
         for _ in range(rounds):
             with lab.database() as database:
