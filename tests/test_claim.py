@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from jobq._claim import claim, refresh
-from jobq._duties import rescue
+from jobq._duties import Registration, register, rescue
 from jobq._enqueue import enqueue_many
 from jobq._marks import LaneMarks, Range
 from jobq._outcomes import settle
@@ -295,3 +295,12 @@ def test_marks_that_followed_a_server_still_find_a_transaction_that_commits_late
     assert store.claim(WORKER, marks=marks) == []
     assert store.refresh(marks, 2.0), "it did not say that a writer has ended"
     assert [job.job_id for job in store.claim(WORKER, marks=marks)] == [late]
+
+
+def test_a_server_that_did_not_register_the_worker_gives_it_nothing(store: Storage) -> None:
+    store.enqueue()
+    me = Registration(77, "w", "host", 1, "0", ["default"], [])
+    server = store.run(register(SCHEMA, me, 60.0))
+    ranges = LaneMarks().ranges()
+    assert store.run(claim(SCHEMA, "default", ranges, 1, 77, server=server - 1)) == []
+    assert len(store.run(claim(SCHEMA, "default", ranges, 1, 77, server=server))) == 1

@@ -49,7 +49,7 @@ class Server:
     """Rows of one queue, and the transactions that write them."""
 
     def __init__(self) -> None:
-        self.started = 1.0
+        self.started = 1
         self.now_s = 1000.0
         self.next_xid = 100
         self.next_id = 1
@@ -107,7 +107,7 @@ class Server:
         self.next_xid = self.completed + 1
         self.rows = {row for row in self.rows if row.xid <= self.completed}
         if restarts:
-            self.started += 1.0
+            self.started += 1
 
 
 def refresh(marks: LaneMarks, server: Server) -> bool:

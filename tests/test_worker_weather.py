@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg
 import pytest
 
+import jobq
 from tests.conftest import APP_DATABASE
+from tests.support.inprocess import working
 from tests.support.polling import eventually
 from tests.support.workers import Site
 
@@ -333,3 +335,34 @@ def test_a_promotion_that_was_refused_is_tried_again_in_a_second(site: Site) -> 
     [job_id] = site.enqueue("snooze_once", s=0.0)
     site.await_state(job_id, "completed", timeout_s=5.0)
     worker.stop()
+
+
+async def test_a_worker_that_finds_another_server_takes_a_new_identity_and_has_hung_jobs_handed_back(
+    dsn: str,
+) -> None:
+    jobs = jobq.Jobs()
+    ran: list[tuple[int, int]] = []
+
+    @jobs.handler("k")
+    async def k(job: jobq.Job, args: dict[str, Any]) -> None:
+        ran.append((job.id, job.worker_id))
+
+    async with working(dsn, jobs) as bench:
+        # As after a failover that lost the outcome of a job: it stands there as running, and nobody runs it.
+        lost = await bench.client.enqueue("k", {})
+        await bench.ended(lost.id)
+        assert bench.worker._parts is not None
+        identity = bench.worker._parts.lease.current
+        assert identity is not None
+        assert identity.server is not None
+        bench.rows(
+            "with f as (delete from jobq.finished where job_id = %s returning *)"
+            " insert into jobq.running (job_id, worker_id, queue, priority, attempt, failures, crashes)"
+            " select job_id, worker_id, queue, priority, attempt, failures, crashes from f returning job_id",
+            lost.id,
+        )
+        identity.server -= 1
+        await bench.client.enqueue("k", {})
+        assert (await bench.ended(lost.id))["attempt"] == 2
+    assert ran[0] == (lost.id, identity.id)
+    assert {worker_id for _, worker_id in ran[1:]} == {ran[1][1]} != {identity.id}

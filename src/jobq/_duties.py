@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-REGISTER: Final = """
-insert into {schema}.worker (id, name, host, pid, version, queues, kinds, periodics, lease_until)
+# Which server this is, until it is started anew. In whole microseconds: a role's settings round a float.
+SERVER: Final = "(extract(epoch from pg_postmaster_start_time()) * 1000000)::int8"
+
+REGISTER: Final = f"""
+insert into {{schema}}.worker (id, name, host, pid, version, queues, kinds, periodics, lease_until)
 values ($1::int8, $2::text, $3::text, $4::int4, $5::text, $6::text[], $7::text[], $8::text[],
         clock_timestamp() + $9::float8 * interval '1 second')
+returning {SERVER}
 """
 
 # Renews only what has not been declared over: whoever ended the lease may have given the jobs away.
@@ -199,9 +203,12 @@ class Registration(NamedTuple):
     periodics: Sequence[str] = ()
 
 
-def register(schema: str, registration: Registration, lease_s: float) -> Operation[None]:
-    """Make the worker's row, with a first lease."""
-    yield Call(in_schema(REGISTER, schema), (*registration[:-1], list(registration.periodics), lease_s))
+def register(schema: str, registration: Registration, lease_s: float) -> Operation[int]:
+    """Make the worker's row, with a first lease. Returns which server has it, for `claim`."""
+    rows = yield Call(
+        in_schema(REGISTER, schema), (*registration[:-1], list(registration.periodics), lease_s)
+    )
+    return int(rows[0][0])
 
 
 def renew(schema: str, worker_id: int, lease_s: float) -> Operation[bool]:

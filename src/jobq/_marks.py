@@ -61,7 +61,7 @@ class Snapshot(NamedTuple):
     xmax: int
     in_progress: frozenset[int]
     first: Sequence[Position | None]
-    server: float
+    server: int
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class LaneMarks:
     stragglers: frozenset[int] = frozenset()
     ended: tuple[tuple[int, int], ...] = ()  # (priority, xid) of ended stragglers that may hold rows
     samples: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
-    server: float | None = None
+    server: int | None = None
     xmax: int = 0
 
     def ranges(self) -> list[Range]:

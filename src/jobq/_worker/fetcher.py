@@ -1,7 +1,8 @@
 """The fetcher: claims jobs for the lines that have room, on one connection, one claim at a time.
 
 A claim whose reply is lost leaves rows in `running` that nobody here knows of. The worker then
-takes a new identity; the duties hand back what stands under the old one and is not known.
+takes a new identity; the duties hand back what stands under the old one and is not known. The same
+happens when another server took over, which may lack the last claims and outcomes, or this one was restarted.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Fetcher:
         self.observers = Observers(())
         self.is_stopping = False
         self._wake = asyncio.Event()
+        self._next_move_at = 0.0  # to a new identity: not faster, should lease and claims go two ways
         self.rescans = True  # off only where a test proves that the marks need no backstop
 
     def note_room(self) -> None:
@@ -136,7 +138,7 @@ class Fetcher:
         took_s, now = time.monotonic() - now, time.monotonic()
         line.note_claim(wanted, len(claimed), now)
         await self._take(line, identity, claimed, now, took_s)
-        await self._move_marks(line)
+        await self._move_marks(line, identity)
         if claimed:
             self._disarm(line)
         elif line.should_arm() and self._listener is not None:
@@ -162,6 +164,7 @@ class Fetcher:
                     line.marks.ranges(),
                     wanted,
                     identity.id,
+                    server=identity.server,
                     below=below,
                     one_above=one_above,
                 )
@@ -174,7 +177,7 @@ class Fetcher:
         self._counters.claimed += len(claimed)
         return claimed
 
-    async def _move_marks(self, line: Line) -> None:
+    async def _move_marks(self, line: Line, identity: Identity) -> None:
         now = time.monotonic()
         if now - line.refreshed_at < _REFRESH_S:
             return
@@ -184,6 +187,9 @@ class Fetcher:
             line.marks.rescan()
         ranges = line.marks.ranges()
         snapshot = await self._link.run(refresh(self._schema, line.queue, ranges, now))
+        if snapshot.server != identity.server and now >= self._next_move_at:
+            self._next_move_at = now + _LONGEST_PAUSE_S
+            self._lease.take_new_identity()
         if line.marks.refresh(ranges, snapshot):
             line.note_news(now)
         if is_rescan:

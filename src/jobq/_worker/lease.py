@@ -56,6 +56,7 @@ class Identity:
     Attributes:
         id: the worker's id in the database, part of every fence.
         valid_until: local monotonic time to which the lease surely holds.
+        server: which server it was registered with; another knows nothing sure of what it has claimed.
         ended: whether it is over in the database.
         is_retired: whether it is to be ended at the next heartbeat.
         known: jobs (id, attempt) claimed under it whose outcome is not recorded yet.
@@ -63,6 +64,7 @@ class Identity:
 
     id: int
     valid_until: float
+    server: int | None = None
     ended: bool = False
     is_retired: bool = False
     known: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
@@ -171,7 +173,10 @@ class Lease:
         self._thread.start()
 
     def take_new_identity(self) -> None:
-        """Claim under a new identity from now on: a claim's reply was lost, and with it what it took."""
+        """Claim under a new identity from now on: what the present one has claimed is not known for sure.
+
+        A claim's reply was lost, or another server took over, which may lack the last claims and outcomes.
+        """
         self._wanted_new = True
         self._wake.set()
 
@@ -281,8 +286,8 @@ class Lease:
     def _register(self, session: SyncSession) -> None:
         worker_id = secrets.randbits(_ID_BITS) + 1
         sent = time.monotonic()
-        session.run(register(self._schema, self._template._replace(id=worker_id), self._lease_s))
-        self.identities.append(Identity(worker_id, sent + self._lease_s))
+        server = session.run(register(self._schema, self._template._replace(id=worker_id), self._lease_s))
+        self.identities.append(Identity(worker_id, sent + self._lease_s, server))
         self._on_registered(worker_id)
 
     def retire(self, identity: Identity) -> None:
