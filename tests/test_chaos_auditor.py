@@ -22,7 +22,7 @@ W, V = 7, 8  # two workers
 
 
 def good() -> Case:
-    """Two jobs of one key, the first done twice by two workers since the lease of one was over; more waits."""
+    """Two jobs of one key, the first begun by two workers since the lease of one was over, and a third."""
     evidence = Evidence(
         keys={"a": "key", "b": "key", "c": None, "d": None, "e": None},
         made={"a": 1, "b": 2},
@@ -81,7 +81,7 @@ BREAKS: Final[list[tuple[str, Callable[[Case], object]]]] = [
 ]
 
 
-def test_a_good_case_breaks_nothing_and_its_figures_are_right():
+def test_a_good_case_breaks_nothing_and_its_figures_are_right() -> None:
     verdict = audit(good())
     assert verdict.problems == []
     assert verdict.figures["acknowledged"] == 2
@@ -93,7 +93,7 @@ def test_a_good_case_breaks_nothing_and_its_figures_are_right():
 
 
 @pytest.mark.parametrize(("promise", "damage"), BREAKS)
-def test_what_breaks_a_promise_is_found(promise: str, damage: Callable[[Case], object]):
+def test_what_breaks_a_promise_is_found(promise: str, damage: Callable[[Case], object]) -> None:
     case = good()
     damage(case)
     verdict = audit(case)
@@ -101,11 +101,11 @@ def test_what_breaks_a_promise_is_found(promise: str, damage: Callable[[Case], o
     assert promise in str(verdict)
 
 
-def test_every_promise_has_a_case_that_breaks_it():
+def test_every_promise_has_a_case_that_breaks_it() -> None:
     assert {name for name, _ in BREAKS} == {promise.__name__ for promise in PROMISES}
 
 
-def test_what_a_fault_may_cost_is_not_held_against_it():
+def test_what_a_fault_may_cost_is_not_held_against_it() -> None:
     case = good()
     change(case, 2, table="ready", state="ready")
     assert audit(Case(case.evidence, case.state, Allowed(waiting=True))).problems == []
@@ -131,7 +131,7 @@ def freeze_once(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_without_faults_nothing_is_broken(spawn_python: SpawnPython, dsn: str, tmp_path: Path):
+def test_without_faults_nothing_is_broken(spawn_python: SpawnPython, dsn: str, tmp_path: Path) -> None:
     assert_kept(Stage(spawn_python, dsn, tmp_path).run(only_wait, 3.0))
 
 
@@ -154,7 +154,7 @@ def test_a_jobq_that_is_broken_is_found_out(
     fault: Callable[[Stage], None],
     load: Load,
     promises: set[str],
-):
+) -> None:
     monkeypatch.setattr("tests.chaos.stage._DRAIN_S", 6.0)  # it will not be worked off
     stage = Stage(spawn_python, dsn, tmp_path, sabotage=sabotage, load=load)
     verdict = stage.run(fault, 5.0)

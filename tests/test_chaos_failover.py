@@ -1,4 +1,4 @@
-"""A primary that is killed, and its standby promoted: synchronous, nothing is lost; else nothing is mixed up."""
+"""A primary is killed and its standby promoted: synchronous, nothing is lost; else nothing is mixed up."""
 
 from __future__ import annotations
 

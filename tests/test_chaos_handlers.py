@@ -26,9 +26,7 @@ def test_children_of_a_supervisor_killed_at_random(
     assert verdict.figures["kill -9"] >= 3
 
 
-def test_handlers_that_do_what_no_handler_should(
-    spawn_python: SpawnPython, dsn: str, tmp_path: Path
-) -> None:
+def test_handlers_that_do_what_no_handler_should(spawn_python: SpawnPython, dsn: str, tmp_path: Path) -> None:
     verdict = Stage(spawn_python, dsn, tmp_path, supervised=True).run(faults.misbehave, 14.0)
     assert_kept(verdict)
     assert all(verdict.figures[f"({misdeed})"] for misdeed in MISDEEDS)

@@ -1,4 +1,4 @@
-"""A server that restarts, is killed, ends its sessions and has no connection left: nothing lost or doubled."""
+"""A server that restarts, ends its sessions, has no connection left: nothing lost or doubled."""
 
 from __future__ import annotations
 

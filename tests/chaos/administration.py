@@ -50,11 +50,11 @@ CHANGES: Final = (
     _settings("lock timeout", lock_timeout="1ms"),
     _right("select", "job"),
     _settings("idle limits", idle_in_transaction_session_timeout="50ms", idle_session_timeout="200ms"),
-    Change(
-        "no schema", f"revoke usage on schema jobq from {ROLE}", f"grant usage on schema jobq to {ROLE}"
-    ),
+    Change("no schema", f"revoke usage on schema jobq from {ROLE}", f"grant usage on schema jobq to {ROLE}"),
     _settings("search path", search_path="pg_temp"),
-    Change("few connections", f"alter role {ROLE} connection limit 5", f"alter role {ROLE} connection limit -1"),
+    Change(
+        "few connections", f"alter role {ROLE} connection limit 5", f"alter role {ROLE} connection limit -1"
+    ),
     _settings(
         "output",
         datestyle="German, DMY",
@@ -100,7 +100,9 @@ def change_and_take_back(stage: Stage) -> None:
 
 def lock_tables(stage: Stage) -> None:
     """Lock one hot table after the other as ALTER TABLE does."""
-    for table in itertools.cycle(("running", "ready", "finished", "scheduled", "worker", "job", "unique_key")):
+    for table in itertools.cycle(
+        ("running", "ready", "finished", "scheduled", "worker", "job", "unique_key")
+    ):
         stage.pause(0.3, 0.8)
         if stage.is_over():
             return

@@ -76,6 +76,9 @@ class Allowed(NamedTuple):
     discarded: int = 0
 
 
+NOTHING: Final = Allowed()
+
+
 class Problem(NamedTuple):
     """A promise that was broken, and for whom."""
 
@@ -93,7 +96,7 @@ class Case:
 
     evidence: Evidence
     state: State
-    allowed: Allowed = Allowed()
+    allowed: Allowed = NOTHING
 
     def places_of(self) -> dict[int, list[Place]]:
         """Return where each job stands."""

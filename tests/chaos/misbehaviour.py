@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ _LEAKED_THREADS: Final = 20
 _MEMORY_BYTES: Final = 256 << 20  # more than this and the kernel says no
 
 
-class NobodyExpectsThis(BaseException):  # noqa: N818 - it is no error, which is the point
+class NobodyExpectsThis(BaseException):
     """An exception that `except Exception` lets through."""
 
 
@@ -33,8 +35,7 @@ def _leak_threads() -> None:
 
 def _eat_memory() -> None:
     """Take memory until there is no more, and be killed for it as the kernel would."""
-    with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES, hard))
     hoard: list[bytearray] = []
@@ -54,13 +55,10 @@ def _fork() -> None:
 
 def _close_files() -> None:
     """Close every socket of this process, the database's too, as a careless daemonise does."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            is_socket = os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-        except OSError:
-            continue  # it was the listing's own
-        if is_socket:
-            os.close(int(name))
+    for link in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):  # it was the listing's own
+            if str(link.readlink()).startswith("socket:"):
+                os.close(int(link.name))
 
 
 def _exit() -> None:
@@ -96,5 +94,5 @@ async def misbehave(name: str) -> None:
     while True:
         try:
             await asyncio.sleep(3600.0)
-        except asyncio.CancelledError:  # noqa: PERF203 - it ignores what it is told
+        except asyncio.CancelledError:  # it ignores what it is told
             continue

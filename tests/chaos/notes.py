@@ -100,7 +100,7 @@ def read(folder: Path) -> Evidence:
         if what in {START, END}:
             _read_run(evidence, open_runs, note)
         elif what == RECORDED:
-            evidence.recorded.update({(job, attempt): note["at"] for job, attempt in note["jobs"]})
+            evidence.recorded.update(dict.fromkeys(map(tuple, note["jobs"]), note["at"]))
         else:
             _read_producer(evidence, note)
     return evidence

@@ -34,7 +34,7 @@ def _make_marks_naive(worker: jobq.Worker) -> None:
     def naive(marks: LaneMarks, ranges: Sequence[Range], snapshot: Snapshot) -> bool:
         return refresh(marks, ranges, snapshot._replace(in_progress=frozenset()))
 
-    LaneMarks.refresh = naive  # type: ignore[method-assign]
+    LaneMarks.refresh = naive  # type: ignore[assignment,method-assign]
 
     def stop_rescans(_worker_id: int) -> None:
         assert worker._parts is not None
@@ -79,10 +79,11 @@ def set_clock(wrong: dict[str, Any]) -> None:
     true_time, began = time.time, time.monotonic()
     steps: list[float] = wrong.get("steps_s", [0.0])
     every_s: float = wrong.get("every_s", 1.0)
+    offset_s: float = wrong.get("offset_s", 0.0)
 
     def wrong_time() -> float:
         step = steps[int((time.monotonic() - began) / every_s) % len(steps)]
-        return true_time() + wrong.get("offset_s", 0.0) + step
+        return true_time() + offset_s + step
 
     time.time = wrong_time
     time.time_ns = lambda: int(wrong_time() * 1e9)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import psycopg
 
 import jobq
-from tests.chaos.auditor import DOUBLED_KEYS, Allowed, Audit, Case, audit, read_state
+from tests.chaos.auditor import DOUBLED_KEYS, NOTHING, Allowed, Audit, Case, audit, read_state
 from tests.chaos.notes import ACKNOWLEDGED, INTENT, ROLLED_BACK, Evidence, Journal, read
 from tests.support.polling import eventually
 
@@ -61,6 +61,9 @@ class Load(NamedTuple):
     run_s: tuple[float, ...] = (0.0, 0.005, 0.02, 0.2)
 
 
+USUAL: Final = Load()
+
+
 class Stage:
     """Producers and workers of one run.
 
@@ -89,7 +92,7 @@ class Stage:
         sabotage: str | None = None,
         supervised: bool = False,
         clocks: Sequence[dict[str, Any]] = (),
-        load: Load = Load(),
+        load: Load = USUAL,
         **config: Any,
     ) -> None:
         self._spawn = spawn
@@ -100,7 +103,8 @@ class Stage:
         self._client = client or {}
         self._sabotage = sabotage
         self._supervised = supervised
-        self._clocks = itertools.cycle(clocks or [None])
+        wrong: list[dict[str, Any] | None] = [*clocks]
+        self._clocks = itertools.cycle(wrong or [None])
         self._load = load
         self._config = config
         self._numbers = itertools.count(1)
@@ -204,7 +208,7 @@ class Stage:
 
     # -- the run ------------------------------------------------------------------------------------
 
-    def run(self, fault: Callable[[Stage], None], short_s: float, *, allowed: Allowed = Allowed()) -> Audit:
+    def run(self, fault: Callable[[Stage], None], short_s: float, *, allowed: Allowed = NOTHING) -> Audit:
         """Put everything under load, make the fault for its time, work off what is left, and audit.
 
         Args:
@@ -240,7 +244,7 @@ class Stage:
         time.sleep(max(0.0, min(self.rng.uniform(low_s, high_s), self.until - time.monotonic())))
 
     def stop_producers(self) -> None:
-        """Tell the producers to stop; one that waits for a dead server is killed: its last call is in doubt."""
+        """Tell the producers to stop; one that waits for a dead server is killed, its last call in doubt."""
         for producer in self.producers:
             producer.terminate()
         for producer in self.producers:
@@ -280,7 +284,7 @@ class Stage:
         """Return what was noted so far."""
         return read(self.folder)
 
-    def audit(self, allowed: Allowed = Allowed()) -> Audit:
+    def audit(self, allowed: Allowed = NOTHING) -> Audit:
         """Reconcile, and print the figures."""
         state = read_state(self.dsn, self.keys_doubled)
         verdict = audit(Case(self.evidence(), state, allowed))

@@ -68,12 +68,14 @@ class Pair:
         )
 
     def fail_over(self, stage: Stage) -> None:
-        """Kill the primary under load, and promote the standby; without synchrony it lacks the last commits."""
+        """Kill the primary under load and promote the standby, which may lack the last commits."""
         stage.pause(1.0, 2.0)
         if not self.is_synchronous:
             self._sql(self.standby, "alter system set primary_conninfo = ''")
             self._sql(self.standby, "select pg_reload_conf()")
-            eventually(lambda: self._sql(self.primary, "select from pg_stat_replication") == [], what="cut off")
+            eventually(
+                lambda: self._sql(self.primary, "select from pg_stat_replication") == [], what="cut off"
+            )
             time.sleep(1.0)  # what happens now is lost
         began = time.monotonic()
         self.primary.kill()
