@@ -96,7 +96,7 @@ def test_another_client_encoding_carries_what_it_can(dsn: str) -> None:
         assert other.get(other.enqueue(kind, {"a": "日本"}).id).queue == "é"
 
 
-def test_constants_are_the_last_parameters(client: jobq.Client) -> None:
+def test_constants_are_all_parameters_but_the_first(client: jobq.Client) -> None:
     def operation(first: str) -> Operation[Rows]:
         rows = yield Call("select $1::text, $2::int4, $3::bool", (first, *same.values), constants=same)
         return rows

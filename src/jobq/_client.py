@@ -145,12 +145,12 @@ class AsyncClient(AsyncOperating):
 
     async def _run(self, operation: Operation[T]) -> T:
         """Run an operation on a connection of the pool."""
-        self._check_open()
-        pool = self._own or self._given
-        assert pool is not None
+        if self._opened_by != os.getpid():
+            raise self._not_open()
+        pool = self._own
         try:
-            if not isinstance(pool, OwnAsyncPool):
-                return await self._run_on_given(pool, operation)
+            if pool is None:
+                return await self._run_on_given(operation)
             connection = await pool.take()
             try:
                 return await run_async(operation, connection.execute_call)
@@ -159,8 +159,10 @@ class AsyncClient(AsyncOperating):
         except DRIVER_ERRORS as error:
             raise map_error(error) from error
 
-    async def _run_on_given(self, pool: AsyncPool, operation: Operation[T]) -> T:
+    async def _run_on_given(self, operation: Operation[T]) -> T:
         """Run an operation in autocommit, whatever the connection is in before and after."""
+        pool = self._given
+        assert pool is not None
         connection = await take_async(pool)
         try:
             switch = not connection.autocommit
@@ -355,12 +357,12 @@ class Client(Operating):
 
     def _run(self, operation: Operation[T]) -> T:
         """Run an operation on a connection of the pool."""
-        self._check_open()
-        pool = self._own or self._given
-        assert pool is not None
+        if self._opened_by != os.getpid():
+            raise self._not_open()
+        pool = self._own
         try:
-            if not isinstance(pool, OwnPool):
-                return self._run_on_given(pool, operation)
+            if pool is None:
+                return self._run_on_given(operation)
             connection = pool.take()
             try:
                 return run(operation, connection.execute_call)
@@ -369,8 +371,10 @@ class Client(Operating):
         except DRIVER_ERRORS as error:
             raise map_error(error) from error
 
-    def _run_on_given(self, pool: SyncPool, operation: Operation[T]) -> T:
+    def _run_on_given(self, operation: Operation[T]) -> T:
         """Run an operation in autocommit, whatever the connection is in before and after."""
+        pool = self._given
+        assert pool is not None
         connection = take(pool)
         try:
             switch = not connection.autocommit

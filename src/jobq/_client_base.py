@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jobq._types import Enqueued
 
 P = TypeVar("P", bound="AsyncConnectionPool[Any] | ConnectionPool[Any]")
+O = TypeVar("O")  # noqa: E741 - the pool of one's own
 C = TypeVar("C")
 T = TypeVar("T")
 _F = TypeVar("_F", bound="Callable[..., object]")
@@ -87,7 +88,7 @@ def documented_by(other: object) -> Callable[[_F], _F]:
     return document
 
 
-class ClientBase(Generic[P, C]):
+class ClientBase(Generic[P, O, C]):
     """What both clients are made with.
 
     A client is made anywhere and opened in the process that uses it. After a fork the child has
@@ -162,7 +163,7 @@ class ClientBase(Generic[P, C]):
         self._defaults: Final[ResolvedOptions] = resolve(defaults, DEFAULTS)
         self._backpressure = None if max_ready is None else Backpressure(self.schema, max_ready)
         self._middleware: tuple[EnqueueMiddleware, ...] = ()
-        self._own: P | None = None
+        self._own: O | None = None
         # One cursor a connection of a pool that was given, by the connection's identity. A cursor
         # remembers how to send and read what it has sent and read before, which saves half a call.
         self._cursors: Final[dict[int, tuple[object, C]]] = {}
@@ -189,13 +190,15 @@ class ClientBase(Generic[P, C]):
         return psycopg.conninfo.make_conninfo(conninfo, **parts)
 
     def _check_open(self) -> None:
-        if self._opened_by == os.getpid():
-            return
+        if self._opened_by != os.getpid():
+            raise self._not_open()
+
+    def _not_open(self) -> ClientClosed:
         name = type(self).__name__
         if self._opened_by is None:
             block = "async with" if name.startswith("Async") else "with"
-            raise ClientClosed(f"the {name} is not open: use it in an `{block}` block, or call open()")
-        raise ClientClosed(
+            return ClientClosed(f"the {name} is not open: use it in an `{block}` block, or call open()")
+        return ClientClosed(
             f"this {name} was opened by process {self._opened_by}, and this is process {os.getpid()}: after "
             "a fork, open a client of its own in the child; connections cannot be shared"
         )

@@ -14,7 +14,7 @@ from jobq._filter import list_jobs
 from jobq._operate import get_job, job_errors, retry_job
 from jobq._operation import atomic
 from jobq._operator_log import read_log
-from jobq._pools import AsyncPool, SyncPool
+from jobq._pools import AsyncPool, OwnAsyncPool, OwnPool, SyncPool
 from jobq._postgres import AsyncCursor, SyncCursor
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncOperating(ClientBase[AsyncPool, AsyncCursor]):
+class AsyncOperating(ClientBase[AsyncPool, OwnAsyncPool, AsyncCursor]):
     """The operators' verbs of the async client."""
 
     @abstractmethod
@@ -194,7 +194,7 @@ class AsyncOperating(ClientBase[AsyncPool, AsyncCursor]):
         return await self._run(read_log(self.schema, limit, before))
 
 
-class Operating(ClientBase[SyncPool, SyncCursor]):
+class Operating(ClientBase[SyncPool, OwnPool, SyncCursor]):
     """The operators' verbs of the sync client."""
 
     @abstractmethod

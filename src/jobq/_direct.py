@@ -1,8 +1,8 @@
 """The connections of a client's own pool: statements go to libpq past psycopg's cursors.
 
-After each wait for a commit everything is cold, and a call of Python's costs several times what it does
-in a loop. A statement through a cursor makes 28 calls on psycopg's side, here it makes 8; how it waits,
-is interrupted and fails is psycopg's own.
+After each wait for a commit everything is cold, and a call of Python's costs eight times what it does in
+a loop. A statement through a cursor runs 30 Python functions, here 5: 21 µs of the client's CPU against
+13 for what libpq does alone. How it waits, is interrupted and fails is psycopg's own.
 
 Statements are prepared under names made of their text. psycopg's ``DEALLOCATE ALL`` (after a rollback of
 a user's) and a ``DISCARD ALL`` take them away: so whoever has had the connection for his own use leaves it
@@ -98,18 +98,20 @@ class Direct:
             result = self._checked(results)
             if result.status != _TUPLES_OK:
                 return _NO_ROWS
-        statement.reader.set_pgresult(result)
-        return statement.reader.load_rows(0, result.ntuples, tuple)
+        reader = statement.reader
+        reader.set_pgresult(result)
+        return reader.load_rows(0, result.ntuples, tuple)
 
     def _wire_params(self, call: Call) -> list[bytes | None]:
-        same = call.constants
-        if same is None or not self._is_utf8:
+        constants = call.constants
+        if constants is None or not self._is_utf8:
             return _written(call.params, self._encoding)
-        wire = _written(call.params[same.before], "utf-8")
-        if same.wire is None:
-            same.wire = _written(same.values, "utf-8")
-        wire += same.wire
-        return wire
+        if constants.wire is None:
+            constants.wire = _written(constants.values, "utf-8")
+        first = call.params[0]
+        if isinstance(first, str) and "\0" not in first:
+            return [first.encode(), *constants.wire]
+        return [*_written((first,), "utf-8"), *constants.wire]
 
     def _checked(self, results: Sequence[PGresult]) -> PGresult:
         """Return the first of some results if all of them tell of success."""

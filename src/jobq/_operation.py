@@ -26,19 +26,17 @@ Rows: TypeAlias = Sequence[Row]
 
 
 class Constants:
-    """Parameters that are the same in many calls, so that what is made of them is made once.
+    """All parameters of a call but the first, where they are the same in many calls.
 
     Attributes:
-        values: the parameters.
-        before: what stands before them in a call's parameters.
+        values: the parameters; what is made of them is made once.
         wire: what libpq sends for them, kept by whoever sends them; ``None`` until then.
     """
 
-    __slots__ = ("before", "values", "wire")
+    __slots__ = ("values", "wire")
 
     def __init__(self, *values: Any) -> None:
         self.values: Final = values
-        self.before: Final = slice(-len(values))
         self.wire: Sequence[bytes | None] | None = None
 
 
@@ -50,7 +48,7 @@ class Call(NamedTuple):
         params: scalars, and lists of scalars or ``None`` for arrays.
         replan: plan it anew each time. For statements that are rare and read: a plan that was kept from
             when the tables were empty reads them whole until somebody analyzes them.
-        constants: what the last of ``params`` are, where they are the same in many calls.
+        constants: what all of ``params`` but the first are, where they are the same in many calls.
     """
 
     sql: str

@@ -128,6 +128,10 @@ comment on table {schema}.unique_key is
 -- key share), so rows can be removed (for update skip locked) without a second count from the beginning.
 alter table {schema}.job add column unique_generation integer;
 
+-- The last CHECK on the way of an enqueue: compiled anew for each statement, it took 2.2 of 20 µs. All who
+-- write a job's max_attempts look at it first, the SQL function below too.
+alter table {schema}.job drop constraint job_max_attempts_check;
+
 -- Retention and statistics find by age what has ended; people list what was discarded or cancelled.
 create index finished_at on {schema}.finished (finished_at);
 create index finished_not_completed on {schema}.finished (state, finished_at) where state <> 'completed';
