@@ -14,9 +14,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from jobq._clients.migrate import migrate
 from jobq._embedded.binaries import find_binaries
 from jobq._embedded.process import choose_identity
-from jobq._migrate import migrate
 from jobq.embedded import THROWAWAY_SETTINGS, Databases, EmbeddedPostgres
 from tests.support.pgbouncer import PgBouncer, find_pgbouncer
 from tests.support.processes import PythonProcess

@@ -20,11 +20,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobq import _json
-from jobq._arguments import ArgumentsDecoder
 from jobq._errors import ArgumentsDecodeError, ArgumentsEncodeError, ConfigError
-from jobq._jobtype import JobType
-from jobq._json import encode
+from jobq._json import encode as _json
+from jobq._json.arguments import ArgumentsDecoder
+from jobq._json.encode import encode
+from jobq._kinds.jobtype import JobType
 from jobq._limits import MAX_ARGUMENTS_BYTES, MAX_DEPTH
 
 pytestmark = pytest.mark.matrix  # json, dataclasses and annotations change with Python
@@ -579,7 +579,7 @@ class TestDecoding:
     def test_a_decoder_is_built_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         decoder = ArgumentsDecoder[Any]("k", EmailArgs)
         decoder.prepare()
-        monkeypatch.setattr("jobq._arguments._decoder_of", None)
+        monkeypatch.setattr("jobq._json.arguments._decoder_of", None)
         decoder.prepare()
         assert decoder.decode('{"to":"a"}') == EmailArgs("a")
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobq._backoff import (
+from jobq._errors import ConfigError
+from jobq._kinds.backoff import (
     DEFAULT_BACKOFF,
     Backoff,
     ConstantBackoff,
@@ -18,7 +19,6 @@ from jobq._backoff import (
     PolynomialBackoff,
     guarded,
 )
-from jobq._errors import ConfigError
 from jobq._limits import MAX_WAIT
 
 DAY = timedelta(days=1)

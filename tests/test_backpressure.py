@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 import jobq
-from jobq._backpressure import Backpressure
+from jobq._kinds.options import DEFAULTS
 from jobq._operation import Call
-from jobq._options import DEFAULTS
+from jobq._statements.backpressure import Backpressure
 from tests.support.storage import SCHEMA, Storage
 from tests.test_plans import explain, whole_scans
 
@@ -25,7 +25,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000_000.0
-        monkeypatch.setattr("jobq._backpressure.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("jobq._statements.backpressure.time.monotonic", lambda: self.now)
 
 
 def enqueue() -> Operation[str]:

@@ -10,20 +10,20 @@ import psycopg
 import pytest
 
 import jobq
-from jobq._bulk import APPLIES_TO, BulkRun, count_jobs, delete_job, move_job, reschedule_job
-from jobq._bulk_sql import Settings, When
-from jobq._filter import WALK, JobFilter, Place, Query, list_jobs, window
 from jobq._operation import Call, in_schema, run
-from jobq._operator_log import Entry
-from jobq._outcomes import complete, settle
+from jobq._statements.bulk import APPLIES_TO, BulkRun, count_jobs, delete_job, move_job, reschedule_job
+from jobq._statements.bulk_sql import Settings, When
+from jobq._statements.filter import WALK, JobFilter, Place, Query, list_jobs, window
+from jobq._statements.operator_log import Entry
+from jobq._statements.outcomes import complete, settle
 from tests.support.storage import BOOM, SCHEMA, Storage, hold, in_background, settlement
 from tests.test_plans import explain, whole_scans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jobq._bulk import Action, BulkResult
     from jobq._operation import Rows
+    from jobq._statements.bulk import Action, BulkResult
     from jobq.embedded import Databases, EmbeddedPostgres
 
 WORKER: Final = 1
@@ -195,7 +195,7 @@ def test_a_cursor_belongs_to_its_filter(client: jobq.Client) -> None:
 def test_one_page_looks_through_a_bounded_number_of_jobs(
     store: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobq._filter.LOOKED_THROUGH", 900)
+    monkeypatch.setattr("jobq._statements.filter.LOOKED_THROUGH", 900)
     [rare] = store.enqueue(kind="rare")
     store.enqueue(2000)
     store.sql("analyze")

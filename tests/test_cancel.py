@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import jobq
-from jobq._cancel import Cancellation, cancel_job
-from jobq._control import apply_requests, poll
-from jobq._duties import rescue
-from jobq._operate import retry_job
-from jobq._outcomes import complete, release, settle
+from jobq._statements.cancel import Cancellation, cancel_job
+from jobq._statements.control import apply_requests, poll
+from jobq._statements.duties import rescue
+from jobq._statements.operate import retry_job
+from jobq._statements.outcomes import complete, release, settle
 from tests.support.inprocess import working
 from tests.support.polling import eventually_async
 from tests.support.process_handlers import Work, in_process

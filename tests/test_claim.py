@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from jobq._claim import claim, refresh
-from jobq._duties import Registration, register, rescue
-from jobq._enqueue import enqueue_many
 from jobq._marks import LaneMarks, Range
-from jobq._outcomes import settle
+from jobq._statements.claim import claim, refresh
+from jobq._statements.duties import Registration, register, rescue
+from jobq._statements.enqueue import enqueue_many
+from jobq._statements.outcomes import settle
 from tests.support.storage import SCHEMA, Storage, job_row, join_all, settlement
 
 if TYPE_CHECKING:

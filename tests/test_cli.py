@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import jobq
 from jobq import cli
-from jobq._migrate import migration_script
+from jobq._clients.migrate import migration_script
 from jobq.cli.app import app
 from jobq.cli.application import ApplicationError, load_jobs
 from jobq.cli.settings import ProcessSettings

@@ -16,10 +16,10 @@ import pytest
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 import jobq
-from jobq._client_base import ClientBase
-from jobq._client_bulk import AsyncBulk, Bulk
-from jobq._client_periodic import AsyncPeriodic, Periodic
-from jobq._client_queues import AsyncQueues, Queues
+from jobq._clients.base import ClientBase
+from jobq._clients.bulk import AsyncBulk, Bulk
+from jobq._clients.periodic import AsyncPeriodic, Periodic
+from jobq._clients.queues import AsyncQueues, Queues
 
 if TYPE_CHECKING:
     from tests.conftest import SpawnPython
@@ -446,7 +446,7 @@ def test_what_a_kinds_jobs_share_is_each_clients_own(dsn: str) -> None:
 
 
 def test_kinds_without_end_are_not_all_remembered(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobq._client_base._MAX_TEMPLATES", 3)
+    monkeypatch.setattr("jobq._clients.base._MAX_TEMPLATES", 3)
     with jobq.Client(dsn) as client:
         for n in range(10):
             assert client.get(client.enqueue(jobq.JobType(f"k{n}", dict), {}).id).kind == f"k{n}"

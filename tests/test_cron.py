@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jobq
-from jobq._cron import EPOCH, Cron, Every, due_ticks, make_timetable, ticks_after
-from jobq._schedule import PUNCTUAL, decide
+from jobq._kinds.cron import EPOCH, Cron, Every, due_ticks, make_timetable, ticks_after
+from jobq._kinds.schedule import PUNCTUAL, decide
 from jobq.testing import next_ticks
 
 if TYPE_CHECKING:
-    from jobq._cron import Timetable
+    from jobq._kinds.cron import Timetable
 
 MINUTE: Final = timedelta(minutes=1)
 HOUR: Final = timedelta(hours=1)

@@ -27,10 +27,10 @@ import psycopg
 import pytest
 from yaml import safe_load as parse_yaml
 
-import jobq
-from jobq._bulk import APPLIES_TO
-from jobq._bulk_sql import WRITERS, Settings
-from jobq._filter import Query
+from jobq import _statements
+from jobq._statements.bulk import APPLIES_TO
+from jobq._statements.bulk_sql import WRITERS, Settings
+from jobq._statements.filter import Query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -145,8 +145,8 @@ def moves_of_the_code() -> set[tuple[str, str]]:
 
 def statements() -> Iterator[str]:
     """Yield every constant of the modules of jobq that is a statement, and what bulk actions compose."""
-    for module in pkgutil.iter_modules(jobq.__path__, "jobq."):
-        if module.name.startswith("jobq._") and not module.ispkg:
+    for module in pkgutil.iter_modules(_statements.__path__, f"{_statements.__name__}."):
+        if not module.ispkg:
             constants = vars(importlib.import_module(module.name)).values()
             yield from (text for text in constants if isinstance(text, str) and "{schema}." in text)
     for action, states in APPLIES_TO.items():

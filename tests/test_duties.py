@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-import jobq._enqueue_unique
-import jobq._outcomes
-from jobq._bulk import BulkRun
-from jobq._bulk_sql import Settings
-from jobq._cancel import Cancellation, cancel_job
-from jobq._control import apply_requests
-from jobq._duties import discarded, end, expire, next_orphan, promote, renew, rescue
-from jobq._enqueue import enqueue_many
+import jobq._statements.enqueue_unique
+import jobq._statements.outcomes
 from jobq._errors import DatabaseError, DatabaseUnavailable, JobConflict, JobNotFound
-from jobq._filter import JobFilter
-from jobq._leader import Term, elect
-from jobq._locks import limit_lock_waits, lock_holders
-from jobq._operate import retry_job
-from jobq._operator_log import Entry
-from jobq._outcomes import Settlement, complete, release, settle
-from jobq._retention import Rule, Walk, remove_finished
-from jobq._trim import FIRST_KEY, forget_keys
+from jobq._statements.bulk import BulkRun
+from jobq._statements.bulk_sql import Settings
+from jobq._statements.cancel import Cancellation, cancel_job
+from jobq._statements.control import apply_requests
+from jobq._statements.duties import discarded, end, expire, next_orphan, promote, renew, rescue
+from jobq._statements.enqueue import enqueue_many
+from jobq._statements.filter import JobFilter
+from jobq._statements.leader import Term, elect
+from jobq._statements.locks import limit_lock_waits, lock_holders
+from jobq._statements.operate import retry_job
+from jobq._statements.operator_log import Entry
+from jobq._statements.outcomes import Settlement, complete, release, settle
+from jobq._statements.retention import Rule, Walk, remove_finished
+from jobq._statements.trim import FIRST_KEY, forget_keys
 from tests.support.storage import (
     BOOM,
     SCHEMA,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from jobq._bulk import Action, BulkResult
     from jobq._operation import Call, Operation
+    from jobq._statements.bulk import Action, BulkResult
 
 OLD, NEW = 1, 2
 CRASH_LIMIT = 3
@@ -650,8 +650,8 @@ def test_s73_opposite_orders_for_a_minute_do_not_deadlock(store: Storage) -> Non
 @pytest.mark.parametrize(
     ("module", "name", "order"),
     [
-        (jobq._outcomes, "SETTLE", "    order by r.tid\n"),
-        (jobq._enqueue_unique, "ENQUEUE_UNIQUE", "from fit order by key\n"),
+        (jobq._statements.outcomes, "SETTLE", "    order by r.tid\n"),
+        (jobq._statements.enqueue_unique, "ENQUEUE_UNIQUE", "from fit order by key\n"),
     ],
     ids=["settle", "unique keys"],
 )

@@ -13,12 +13,12 @@ import pytest
 from psycopg.types.json import Jsonb
 
 import jobq
-from jobq import _client_base
-from jobq._enqueue import enqueue_many, enqueue_one, notify_channel
-from jobq._enqueue_unique import MAX_UNIQUE_ROUNDS
-from jobq._jobtype import prepare
+from jobq._clients import base as _client_base
+from jobq._kinds.jobtype import prepare
+from jobq._kinds.options import DEFAULTS
 from jobq._operation import run
-from jobq._options import DEFAULTS
+from jobq._statements.enqueue import enqueue_many, enqueue_one, notify_channel
+from jobq._statements.enqueue_unique import MAX_UNIQUE_ROUNDS
 from tests.support.storage import SCHEMA, Storage, in_background, job_row, join_all
 
 if TYPE_CHECKING:

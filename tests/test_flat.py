@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jobq
-from jobq._flat import flat_writer
-from jobq._json import encode
+from jobq._json.encode import encode
+from jobq._json.flat import flat_writer
 
 LIMIT = 1_000_000
 

@@ -14,17 +14,17 @@ import msgspec
 import pydantic
 import pytest
 
-from jobq._backoff import DEFAULT_BACKOFF, ConstantBackoff
 from jobq._errors import ArgumentsDecodeError, ArgumentsEncodeError, ConfigError, DuplicateKind, Error
-from jobq._jobs import Handler, Jobs
-from jobq._jobtype import JobType, NewJob, prepare, prepare_many
-from jobq._options import DEFAULTS
+from jobq._kinds.backoff import DEFAULT_BACKOFF, ConstantBackoff
+from jobq._kinds.jobs import Handler, Jobs
+from jobq._kinds.jobtype import JobType, NewJob, prepare, prepare_many
+from jobq._kinds.options import DEFAULTS
 from jobq._types import AttemptError, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jobq._arguments import ArgumentsDecoder as OnlyForCheckers
+    from jobq._json.arguments import ArgumentsDecoder as OnlyForCheckers
 
 pytestmark = pytest.mark.matrix  # json, dataclasses and annotations change with Python
 

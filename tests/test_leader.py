@@ -25,8 +25,8 @@ from hypothesis.stateful import (
 
 import jobq
 from jobq._errors import DatabaseError
-from jobq._leader import LED, Deposed, Term, elect, led, renew_term, resign
 from jobq._operation import Call, Operation, in_schema
+from jobq._statements.leader import LED, Deposed, Term, elect, led, renew_term, resign
 from jobq._worker.leader import Leader
 from jobq._worker.lease import Identity
 from jobq._worker.link import Link
@@ -221,7 +221,7 @@ def test_a_write_whose_snapshot_is_older_than_the_election_sees_it_all_the_same(
 def test_a_leader_that_freezes_in_its_transaction_does_not_keep_the_row(
     store: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobq._leader._LONGEST_IDLE_S", 0.5)
+    monkeypatch.setattr("jobq._statements.leader._LONGEST_IDLE_S", 0.5)
     store.worker(1)
     store.worker(2)
     old = elected(store, 1)
@@ -606,7 +606,7 @@ def test_a_network_that_comes_back_finds_the_old_leader_knowing_that_it_is_one_n
 
 FROZEN: Final = """
 import os, signal, sys
-from jobq._leader import Term, elect
+from jobq._statements.leader import Term, elect
 from tests.test_leader import SCHEMA, Storage, elected, write
 with Storage(sys.argv[1]) as store:
     store.worker(1)

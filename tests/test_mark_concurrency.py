@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
-from jobq._duties import end, promote, rescue
 from jobq._errors import DatabaseUnavailable
 from jobq._marks import LaneMarks
-from jobq._outcomes import complete
+from jobq._statements.duties import end, promote, rescue
+from jobq._statements.outcomes import complete
 from tests.conftest import APP_DATABASE
 from tests.support.storage import SCHEMA, Storage, join_all
 

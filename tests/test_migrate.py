@@ -12,9 +12,9 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool
 
 import jobq
+from jobq._clients.migrate import migration_script, pending
 from jobq._driver_errors import map_error
-from jobq._migrate import migration_script, pending
-from jobq._schema import all_migrations
+from jobq._statements.schema import all_migrations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import pytest
 
 import jobq
 from jobq._operation import atomic
-from jobq._operator_log import Entry, default_actor, log_action
+from jobq._statements.operator_log import Entry, default_actor, log_action
 from tests.support.storage import SCHEMA, Storage
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobq._errors import ArgumentsEncodeError, ConfigError
-from jobq._jobtype import JobType
-from jobq._options import (
+from jobq._kinds.jobtype import JobType
+from jobq._kinds.options import (
     DEFAULTS,
     JobOptions,
     JobTypeOptions,
@@ -25,7 +25,7 @@ from jobq._options import (
     declared_changes,
     resolve,
 )
-from jobq._unique import unique_key
+from jobq._kinds.unique import unique_key
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001

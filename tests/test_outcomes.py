@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
 
-from jobq._duties import next_orphan, promote, rescue
-from jobq._enqueue import enqueue_many, enqueue_one
 from jobq._limits import MAX_WAIT
-from jobq._outcomes import (
+from jobq._statements.duties import next_orphan, promote, rescue
+from jobq._statements.enqueue import enqueue_many, enqueue_one
+from jobq._statements.outcomes import (
     MAX_ERRORS_KEPT,
     Settlement,
     complete,
@@ -27,8 +27,8 @@ from tests.support.storage import BOOM, SCHEMA, Storage, hold, in_background, jo
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from jobq._claim import Claimed
     from jobq._operation import Call, Operation
+    from jobq._statements.claim import Claimed
 
 OLD, NEW = 1, 2
 
@@ -50,7 +50,7 @@ OUTCOMES: Final[dict[str, Callable[[Claimed], Operation[Any]]]] = {
 FENCED: Final = [name for name in OUTCOMES if name != "release"]  # by job and attempt, that is
 # What each part of the fence becomes when it is taken out of a statement.
 PARTS: Final = {
-    "job_id": ("job_id = o.job_id", "o.job_id is not null"),
+    "job_id": ("job_id = o.job_id and attempt", "o.job_id is not null and attempt"),
     "attempt": ("attempt = o.attempt", "o.attempt is not null"),
     "worker_id": ("worker_id = $3::int8", "$3::int8 is not null"),
 }

@@ -109,7 +109,7 @@ def test_the_installed_package_imports_without_any_extra(bare_python: Path) -> N
 
 
 def test_the_installed_package_has_its_migrations(bare_python: Path) -> None:
-    script = "from jobq._schema import all_migrations; print(len(all_migrations()))"
+    script = "from jobq._statements.schema import all_migrations; print(len(all_migrations()))"
     assert int(run([bare_python, "-I", "-c", script])) == len(list((PACKAGE / "migrations").glob("*.sql")))
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import jobq
-from jobq._claim import Claimed
-from jobq._control import poll
-from jobq._pauses import PUT_BACK_S
+from jobq._statements.claim import Claimed
+from jobq._statements.control import poll
+from jobq._statements.pauses import PUT_BACK_S
 from jobq._worker.decide import refuse
 from tests.support.inprocess import working
 from tests.support.polling import eventually_async

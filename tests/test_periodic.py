@@ -12,20 +12,20 @@ import pytest
 
 import jobq
 import jobq._worker.scheduler as scheduler_module
-from jobq._client_periodic import AsyncPeriodic, Periodic
-from jobq._duties import Registration, end, register
-from jobq._leader import Deposed, Term, elect, resign
-from jobq._options import DEFAULTS
-from jobq._periodic import Fired, fire, look, pass_over
-from jobq._periodic_declare import add_periodic, declare, prepare_schedule
-from jobq._periodic_operate import (
+from jobq._clients.periodic import AsyncPeriodic, Periodic
+from jobq._kinds.options import DEFAULTS
+from jobq._kinds.schedule import make_schedule
+from jobq._statements.duties import Registration, end, register
+from jobq._statements.leader import Deposed, Term, elect, resign
+from jobq._statements.periodic import Fired, fire, look, pass_over
+from jobq._statements.periodic_declare import add_periodic, declare, prepare_schedule
+from jobq._statements.periodic_operate import (
     list_periodic,
     pause_periodic,
     remove_periodic,
     resume_periodic,
     trigger_periodic,
 )
-from jobq._schedule import make_schedule
 from jobq._worker.scheduler import Scheduler
 from tests.support.inprocess import working
 from tests.support.polling import eventually_async
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     import psycopg
 
     from jobq._operation import Operation, Row
-    from jobq._periodic_declare import Prepared
-    from jobq._periodic_operate import PeriodicInfo
+    from jobq._statements.periodic_declare import Prepared
+    from jobq._statements.periodic_operate import PeriodicInfo
 
 T = TypeVar("T")
 
@@ -525,7 +525,7 @@ def test_a_kind_that_nobody_runs_is_no_problem_of_the_schedules(fleet: Fleet) ->
 def test_an_open_transaction_that_took_the_key_holds_up_its_schedule_and_no_other(
     fleet: Fleet, other: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobq._periodic._LOCK_TIMEOUT", "100ms")
+    monkeypatch.setattr("jobq._statements.periodic._LOCK_TIMEOUT", "100ms")
     fleet.add("a unique one", unique="k")
     fleet.add("other")
     fleet.step()

@@ -17,33 +17,33 @@ import pytest
 from psycopg import sql
 
 import jobq
-from jobq._bulk import APPLIES_TO, BulkRun
-from jobq._bulk_sql import Settings, When
-from jobq._cancel import cancel_job
-from jobq._claim import claim, refresh, restamp
-from jobq._control import apply_requests, poll
-from jobq._duties import discarded, promote, renew, rescue
-from jobq._enqueue import enqueue_many, enqueue_one
-from jobq._enqueue_unique import FIND_FASTER, GIVE_UP
-from jobq._filter import JobFilter
-from jobq._leader import Term
+from jobq._kinds.unique import Unique
 from jobq._marks import LaneMarks
-from jobq._operate import get_job, job_errors, retry_job
 from jobq._operation import Call, Operation, in_schema
-from jobq._operator_log import Entry
-from jobq._outcomes import Settlement, complete, find_finished, settle
-from jobq._pauses import WAKE
 from jobq._postgres import text_params
-from jobq._retention import Rule, Walk, remove_finished
-from jobq._trim import FIRST_KEY, forget_keys
-from jobq._unique import Unique
+from jobq._statements.bulk import APPLIES_TO, BulkRun
+from jobq._statements.bulk_sql import Settings, When
+from jobq._statements.cancel import cancel_job
+from jobq._statements.claim import claim, refresh, restamp
+from jobq._statements.control import apply_requests, poll
+from jobq._statements.duties import discarded, promote, renew, rescue
+from jobq._statements.enqueue import enqueue_many, enqueue_one
+from jobq._statements.enqueue_unique import FIND_FASTER, GIVE_UP
+from jobq._statements.filter import JobFilter
+from jobq._statements.leader import Term
+from jobq._statements.operate import get_job, job_errors, retry_job
+from jobq._statements.operator_log import Entry
+from jobq._statements.outcomes import Settlement, complete, find_finished, settle
+from jobq._statements.pauses import WAKE
+from jobq._statements.retention import Rule, Walk, remove_finished
+from jobq._statements.trim import FIRST_KEY, forget_keys
 from tests.support.polling import eventually
 from tests.support.storage import BOOM, SCHEMA, Storage, hold, job_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from jobq._bulk import Action
+    from jobq._statements.bulk import Action
     from jobq._types import JobState
     from jobq.embedded import Databases, EmbeddedPostgres
 

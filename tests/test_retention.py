@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jobq
-from jobq._duties import rescue
 from jobq._errors import DatabaseUnavailable
-from jobq._leader import Deposed, Term, elect, resign
-from jobq._operate import retry_job
-from jobq._outcomes import Settlement, complete, settle
-from jobq._retention import (
+from jobq._statements.duties import rescue
+from jobq._statements.leader import Deposed, Term, elect, resign
+from jobq._statements.operate import retry_job
+from jobq._statements.outcomes import Settlement, complete, settle
+from jobq._statements.retention import (
     DEFAULT,
     Retention,
     Rule,
@@ -27,7 +27,7 @@ from jobq._retention import (
     rules,
     set_retention,
 )
-from jobq._trim import FIRST_KEY, forget_keys, forget_log, forget_ticks, forget_workers
+from jobq._statements.trim import FIRST_KEY, forget_keys, forget_log, forget_ticks, forget_workers
 from jobq._worker.cleaner import LOG_KEPT_S, TICKS_KEPT_S, Cleaner, Trimmer
 from jobq._worker.link import Link
 from jobq._worker.stats import Counters
@@ -212,7 +212,7 @@ def test_a_key_that_a_period_holds_stays_until_the_period_is_over(store: Storage
 def test_all_keys_are_walked_in_bites_and_those_of_jobs_stay(
     store: Storage, term: Term, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobq._trim.BITE", 10)
+    monkeypatch.setattr("jobq._statements.trim.BITE", 10)
     keys = [number.to_bytes(16, "big") for number in range(25)]
     for key in keys:
         store.enqueue(unique_key=key, unique_name="k")
@@ -527,7 +527,7 @@ def test_old_ticks_go(store: Storage, term: Term) -> None:
 def test_old_entries_of_the_operators_log_go_in_bites(
     store: Storage, term: Term, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobq._trim.BITE", 4)
+    monkeypatch.setattr("jobq._statements.trim.BITE", 4)
     store.sql(
         "insert into jobq.operator_log (at, actor, action, target)"
         " select now() - (100 - n) * interval '1 day', 'a', 'b', '{}' from generate_series(1, 20) n"

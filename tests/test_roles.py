@@ -195,7 +195,10 @@ def test_no_role_but_the_owner_can_change_the_schema(roles: str) -> None:
             "drop table jobq.ready",
             "alter table jobq.ready add column mine int",
             "truncate jobq.ready",
-            "create trigger t before insert on jobq.ready execute function suppress_redundant_updates_trigger()",
+            (
+                "create trigger t before insert on jobq.ready"
+                " execute function suppress_redundant_updates_trigger()"
+            ),
             "update jobq.schema_version set version = 0",
             "delete from jobq.schema_version",
             "create or replace function jobq.enqueue(kind text) returns int language sql as 'select 1'",

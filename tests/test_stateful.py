@@ -22,15 +22,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import jobq._outcomes
-from jobq._cancel import Cancellation, cancel_job
-from jobq._control import apply_requests
-from jobq._duties import end, promote, rescue
-from jobq._enqueue import enqueue_many
+import jobq._statements.outcomes
 from jobq._errors import JobConflict, UniqueConflict
-from jobq._operate import retry_job
-from jobq._outcomes import Settlement, complete, release, settle
-from jobq._unique import Unique
+from jobq._kinds.unique import Unique
+from jobq._statements.cancel import Cancellation, cancel_job
+from jobq._statements.control import apply_requests
+from jobq._statements.duties import end, promote, rescue
+from jobq._statements.enqueue import enqueue_many
+from jobq._statements.operate import retry_job
+from jobq._statements.outcomes import Settlement, complete, release, settle
 from tests.support.storage import BOOM, SCHEMA, TABLES, Place, Storage, job_row
 
 if TYPE_CHECKING:
@@ -407,9 +407,9 @@ def test_without_the_fence_the_same_sequences_go_wrong(
     fence = "and attempt = o.attempt and worker_id = $3::int8"
     nothing = "and o.attempt is not null and $3::int8 is not null"
     for name in ("COMPLETE", "SETTLE"):
-        statement: str = getattr(jobq._outcomes, name)
+        statement: str = getattr(jobq._statements.outcomes, name)
         assert fence in statement
-        monkeypatch.setattr(jobq._outcomes, name, statement.replace(fence, nothing))
+        monkeypatch.setattr(jobq._statements.outcomes, name, statement.replace(fence, nothing))
     first_found = settings(
         SETTINGS, max_examples=500, database=None, phases=[Phase.generate], report_multiple_bugs=False
     )

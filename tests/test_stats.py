@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 import jobq
-from jobq import _stats
 from jobq._operation import Call, run
-from jobq._outcomes import complete, settle
+from jobq._statements import stats as _stats
+from jobq._statements.outcomes import complete, settle
 from tests.support.storage import SCHEMA, Storage, settlement
 
 if TYPE_CHECKING:

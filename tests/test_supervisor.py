@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from jobq._supervisor import LONGEST_PAUSE_S, describe_end, restart_pause
+from jobq._supervisor.supervisor import LONGEST_PAUSE_S, describe_end, restart_pause
 from jobq._worker.exit_codes import EXIT_BLOCKED, EXIT_CONFIG, EXIT_LINGERING
 from tests.support.polling import eventually
 

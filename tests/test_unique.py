@@ -12,8 +12,8 @@ import pytest
 
 import jobq
 from jobq import Unique
-from jobq._duties import end, rescue
-from jobq._outcomes import complete, settle
+from jobq._statements.duties import end, rescue
+from jobq._statements.outcomes import complete, settle
 from tests.support.inprocess import working
 from tests.support.storage import (
     BOOM,

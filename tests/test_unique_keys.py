@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import jobq
 from jobq import Unique
-from jobq._members import member_names
-from jobq._unique import canonical, unique_key
+from jobq._json.members import member_names
+from jobq._kinds.unique import canonical, unique_key
 from tests.support.unique import (
     HOUR,
     key_of,

@@ -17,10 +17,10 @@ import pytest
 
 import jobq
 from jobq import Unique
-from jobq._claim import claim
-from jobq._duties import promote
-from jobq._enqueue_unique import MAX_LOCKED_KEYS
 from jobq._marks import LaneMarks
+from jobq._statements.claim import claim
+from jobq._statements.duties import promote
+from jobq._statements.enqueue_unique import MAX_LOCKED_KEYS
 from tests.support.polling import eventually
 from tests.support.storage import (
     SCHEMA,

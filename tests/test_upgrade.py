@@ -13,9 +13,9 @@ import pytest
 from psycopg_pool import AsyncConnectionPool
 
 import jobq
-from jobq import _schema
-from jobq._migrate import migrate_async, migration_script, pending
-from jobq._schema import OLDEST_SERVER, SchemaStatus, code_version, refuse_server
+from jobq._clients.migrate import migrate_async, migration_script, pending
+from jobq._statements import schema as _schema
+from jobq._statements.schema import OLDEST_SERVER, SchemaStatus, code_version, refuse_server
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def test_s52_twenty_processes_upgrade_at_once_and_one_migrates(
     dsn: str, upgrade: Path, spawn_python: SpawnPython
 ) -> None:
     code = f"""
-import jobq, jobq._schema
-jobq._schema.MIGRATIONS_FOLDER = {str(upgrade)!r}
+import jobq, jobq._statements.schema
+jobq._statements.schema.MIGRATIONS_FOLDER = {str(upgrade)!r}
 print("applied", len(jobq.migrate({dsn!r})))
 """
     processes = [spawn_python("-c", code) for _ in range(20)]

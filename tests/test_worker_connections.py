@@ -17,7 +17,7 @@ from psycopg import sql
 from psycopg_pool import AsyncConnectionPool
 
 import jobq
-from jobq._enqueue import notify_channel
+from jobq._statements.enqueue import notify_channel
 from tests.support.inprocess import working
 from tests.support.polling import eventually, eventually_async
 from tests.support.workers import Site

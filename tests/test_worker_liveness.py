@@ -13,9 +13,9 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 import jobq
-from jobq._claim import claim
 from jobq._marks import LaneMarks
 from jobq._operation import Call, Operation
+from jobq._statements.claim import claim
 from jobq._worker.exit_codes import EXIT_BLOCKED
 from jobq._worker.lease import Lease
 from tests.support.polling import eventually

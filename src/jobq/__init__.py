@@ -21,10 +21,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jobq._backoff import Backoff, ConstantBackoff, ExponentialBackoff, PolynomialBackoff
-    from jobq._bulk import BulkConflict, BulkCount, BulkResult
-    from jobq._cancel import Cancellation
-    from jobq._client import AsyncClient, Client
+    from jobq._clients.client import AsyncClient, Client
+    from jobq._clients.migrate import migrate
     from jobq._errors import (
         ArgumentsDecodeError,
         ArgumentsEncodeError,
@@ -54,21 +52,23 @@ if TYPE_CHECKING:
         TransactionError,
         UniqueConflict,
     )
-    from jobq._filter import JobFilter, JobPage
-    from jobq._jobs import Handler, Jobs
-    from jobq._jobtype import JobType, NewJob
+    from jobq._kinds.backoff import Backoff, ConstantBackoff, ExponentialBackoff, PolynomialBackoff
+    from jobq._kinds.jobs import Handler, Jobs
+    from jobq._kinds.jobtype import JobType, NewJob
+    from jobq._kinds.middleware import CallNext, EnqueueMiddleware, RunMiddleware, Settled, WorkerObserver
+    from jobq._kinds.options import JobOptions, JobTypeOptions
+    from jobq._kinds.schedule import PeriodicOptions
+    from jobq._kinds.unique import Unique
     from jobq._logging import JobContextFilter, current_job
-    from jobq._middleware import CallNext, EnqueueMiddleware, RunMiddleware, Settled, WorkerObserver
-    from jobq._migrate import migrate
-    from jobq._operator_log import OperatorAction
-    from jobq._options import JobOptions, JobTypeOptions
-    from jobq._pauses import Pause
-    from jobq._periodic_operate import PeriodicInfo
-    from jobq._retention import Retention
-    from jobq._schedule import PeriodicOptions
-    from jobq._stats import QueueStats, WorkerInfo
+    from jobq._statements.bulk import BulkConflict, BulkCount, BulkResult
+    from jobq._statements.cancel import Cancellation
+    from jobq._statements.filter import JobFilter, JobPage
+    from jobq._statements.operator_log import OperatorAction
+    from jobq._statements.pauses import Pause
+    from jobq._statements.periodic_operate import PeriodicInfo
+    from jobq._statements.retention import Retention
+    from jobq._statements.stats import QueueStats, WorkerInfo
     from jobq._types import AttemptError, Enqueued, Job, JobInfo, JobState
-    from jobq._unique import Unique
     from jobq._worker import Latency, Worker, WorkerConfig, WorkerHealth, WorkerReport, WorkerStats
 
 __version__ = "0.1.0"
@@ -150,25 +150,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "_backoff": ("Backoff", "ConstantBackoff", "ExponentialBackoff", "PolynomialBackoff"),
-    "_bulk": ("BulkConflict", "BulkCount", "BulkResult"),
-    "_cancel": ("Cancellation",),
-    "_client": ("AsyncClient", "Client"),
-    "_filter": ("JobFilter", "JobPage"),
-    "_jobs": ("Handler", "Jobs"),
-    "_jobtype": ("JobType", "NewJob"),
-    "_migrate": ("migrate",),
-    "_operator_log": ("OperatorAction",),
-    "_options": ("JobOptions", "JobTypeOptions"),
-    "_pauses": ("Pause",),
-    "_periodic_operate": ("PeriodicInfo",),
-    "_retention": ("Retention",),
-    "_schedule": ("PeriodicOptions",),
-    "_stats": ("QueueStats", "WorkerInfo"),
+    "_kinds.backoff": ("Backoff", "ConstantBackoff", "ExponentialBackoff", "PolynomialBackoff"),
+    "_statements.bulk": ("BulkConflict", "BulkCount", "BulkResult"),
+    "_statements.cancel": ("Cancellation",),
+    "_clients.client": ("AsyncClient", "Client"),
+    "_statements.filter": ("JobFilter", "JobPage"),
+    "_kinds.jobs": ("Handler", "Jobs"),
+    "_kinds.jobtype": ("JobType", "NewJob"),
+    "_clients.migrate": ("migrate",),
+    "_statements.operator_log": ("OperatorAction",),
+    "_kinds.options": ("JobOptions", "JobTypeOptions"),
+    "_statements.pauses": ("Pause",),
+    "_statements.periodic_operate": ("PeriodicInfo",),
+    "_statements.retention": ("Retention",),
+    "_kinds.schedule": ("PeriodicOptions",),
+    "_statements.stats": ("QueueStats", "WorkerInfo"),
     "_types": ("AttemptError", "Enqueued", "Job", "JobInfo", "JobState"),
-    "_unique": ("Unique",),
+    "_kinds.unique": ("Unique",),
     "_worker": ("Latency", "Worker", "WorkerConfig", "WorkerHealth", "WorkerReport", "WorkerStats"),
-    "_middleware": ("CallNext", "EnqueueMiddleware", "RunMiddleware", "Settled", "WorkerObserver"),
+    "_kinds.middleware": ("CallNext", "EnqueueMiddleware", "RunMiddleware", "Settled", "WorkerObserver"),
     "_logging": ("JobContextFilter", "current_job"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from jobq import _duties, _outcomes
 from jobq._marks import LaneMarks
+from jobq._statements import duties as _duties
+from jobq._statements import outcomes as _outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from jobq._clients.migrate import migrate
 from jobq._embedded.binaries import find_binaries
 from jobq._embedded.process import choose_identity, run_program
-from jobq._migrate import migrate
 from jobq.embedded import Databases, EmbeddedPostgres
 from tests.support.polling import eventually
 

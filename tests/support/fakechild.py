@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jobq._duties import Registration, register
 from jobq._postgres import SyncSession
+from jobq._statements.duties import Registration, register
 from jobq._worker.started import ENTRIES, StartedJobs
 
 FOLDER, LINK = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))

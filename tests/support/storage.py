@@ -6,19 +6,19 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from jobq._claim import Claimed, claim, refresh
-from jobq._duties import Registration, register
-from jobq._enqueue import JobRow, enqueue_many
 from jobq._marks import LaneMarks
-from jobq._outcomes import Failure, Settlement
 from jobq._postgres import SyncSession
+from jobq._statements.claim import Claimed, claim, refresh
+from jobq._statements.duties import Registration, register
+from jobq._statements.enqueue import JobRow, enqueue_many
+from jobq._statements.outcomes import Failure, Settlement
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from jobq._operation import Call, Operation, Row, Rows
-    from jobq._outcomes import Target
+    from jobq._statements.outcomes import Target
 
 SCHEMA: Final = "jobq"
 TABLES: Final = ("job", "ready", "scheduled", "running", "finished", "attempt_error", "unique_key", "worker")

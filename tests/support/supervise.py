@@ -7,7 +7,7 @@ import logging
 import sys
 from pathlib import Path
 
-from jobq._supervisor import Supervisor
+from jobq._supervisor.supervisor import Supervisor
 
 dsn, child_dsn, folder, processes, grace, *acts = sys.argv[1:]
 logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")

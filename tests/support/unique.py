@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jobq
 from jobq import Unique
-from jobq._duties import promote
-from jobq._jobtype import prepare
-from jobq._options import DEFAULTS
-from jobq._outcomes import complete, settle
+from jobq._kinds.jobtype import prepare
+from jobq._kinds.options import DEFAULTS
+from jobq._statements.duties import promote
+from jobq._statements.outcomes import complete, settle
 from tests.support.storage import BOOM, SCHEMA, settlement
 
 if TYPE_CHECKING:
-    from jobq._claim import Claimed
+    from jobq._statements.claim import Claimed
     from tests.support.storage import Storage
 
 W: Final = 1  # the worker of these tests

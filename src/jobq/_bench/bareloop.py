@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from jobq._bench import hands
 from jobq._bench.meter import server_cpu_s
 from jobq._bench.workload import DrainReply
-from jobq._claim import claim, refresh
-from jobq._duties import Registration, register
 from jobq._marks import LaneMarks
 from jobq._operation import run
-from jobq._outcomes import complete
 from jobq._postgres import SyncSession, execute, sync_cursor
+from jobq._statements.claim import claim, refresh
+from jobq._statements.duties import Registration, register
+from jobq._statements.outcomes import complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable

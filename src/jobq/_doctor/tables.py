@@ -140,7 +140,7 @@ where i.indisvalid is distinct from true
 INDEXES: Final = (
     "job_pkey", "ready_pkey", "ready_lane", "scheduled_pkey", "scheduled_due", "running_pkey",
     "finished_pkey", "finished_at", "finished_not_completed", "attempt_error_pkey", "unique_key_pkey",
-    "worker_pkey", "periodic_pkey", "periodic_tick_pkey",
+    "worker_pkey", "periodic_pkey", "periodic_tick_pkey", "periodic_tick_made",
 )  # fmt: skip
 
 

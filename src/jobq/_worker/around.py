@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jobq._errors import Cancel, Permanent, ProcessFailure, Snooze
-from jobq._middleware import through
-from jobq._outcomes import Settlement
+from jobq._kinds.middleware import through
+from jobq._statements.outcomes import Settlement
 from jobq._worker.processes import ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jobq._middleware import RunMiddleware
+    from jobq._kinds.middleware import RunMiddleware
     from jobq._worker.execution import Execution
     from jobq._worker.outcome import Completion
     from jobq._worker.processes import ProcessRunner

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from jobq._errors import DatabaseUnavailable
-from jobq._retention import BATCH, Walk, read_retention, remove_finished, rules
-from jobq._trim import BITE, FIRST_KEY, forget_keys, forget_log, forget_ticks, forget_workers
+from jobq._statements.retention import BATCH, Walk, read_retention, remove_finished, rules
+from jobq._statements.trim import BITE, FIRST_KEY, forget_keys, forget_log, forget_ticks, forget_workers
 
 if TYPE_CHECKING:
-    from jobq._leader import Term
-    from jobq._retention import Removed
+    from jobq._statements.leader import Term
+    from jobq._statements.retention import Removed
     from jobq._worker.link import Link
     from jobq._worker.stats import Counters
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from jobq._driver_errors import is_about_data
 from jobq._errors import DatabaseUnavailable, Error
-from jobq._outcomes import Failure, Settlement, complete, find_finished, settle
+from jobq._statements.outcomes import Failure, Settlement, complete, find_finished, settle
 from jobq._worker.observers import Observers
 from jobq._worker.outcome import Completion, Outcome
 

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Final, cast
 
 from jobq._errors import ConfigError
+from jobq._kinds.options import check_name
 from jobq._limits import MAX_WAIT
 from jobq._messages import shown
-from jobq._options import check_name
 
 DEFAULT_SLOTS: Final = 20
 _RENEWALS_A_LEASE: Final = 3  # so that one renewal may fail or be late and two still come in time

@@ -10,13 +10,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from jobq._control import MAX_APPLIED, apply_requests, poll
 from jobq._errors import DatabaseUnavailable, Error
+from jobq._statements.control import MAX_APPLIED, apply_requests, poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jobq._control import Orders
+    from jobq._statements.control import Orders
     from jobq._worker.executor import Executor
     from jobq._worker.lines import Line
     from jobq._worker.link import Link

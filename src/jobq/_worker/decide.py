@@ -10,17 +10,17 @@ import random
 import traceback
 from typing import TYPE_CHECKING, Final
 
-from jobq._backoff import DEFAULT_BACKOFF
 from jobq._errors import ArgumentsDecodeError, Cancel, Permanent, Retry, Snooze
+from jobq._kinds.backoff import DEFAULT_BACKOFF
 from jobq._limits import MAX_WAIT
-from jobq._outcomes import Failure, Settlement
-from jobq._pauses import PUT_BACK_S
+from jobq._statements.outcomes import Failure, Settlement
+from jobq._statements.pauses import PUT_BACK_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    from jobq._claim import Claimed
+    from jobq._statements.claim import Claimed
     from jobq._types import Job
 
 MESSAGE_LIMIT: Final = 10_000  # characters of an error's message that are kept

@@ -11,14 +11,14 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Final
 
-from jobq._duties import discarded
 from jobq._errors import Error
 from jobq._logging import fields_of
+from jobq._statements.duties import discarded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jobq._jobs import Jobs, OnDiscard
+    from jobq._kinds.jobs import Jobs, OnDiscard
     from jobq._types import AttemptError, Job
     from jobq._worker.link import Link
 

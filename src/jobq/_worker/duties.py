@@ -11,15 +11,15 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from jobq._duties import expire, next_orphan, promote, rescue
 from jobq._errors import DatabaseError, DatabaseUnavailable, Error
-from jobq._outcomes import release
+from jobq._statements.duties import expire, next_orphan, promote, rescue
+from jobq._statements.outcomes import release
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime
 
-    from jobq._duties import Rescued
+    from jobq._statements.duties import Rescued
     from jobq._worker.config import WorkerConfig
     from jobq._worker.lease import Lease
     from jobq._worker.link import Link

@@ -10,8 +10,8 @@ from jobq._types import Job
 if TYPE_CHECKING:
     import asyncio
 
-    from jobq._claim import Claimed
-    from jobq._jobs import Handler
+    from jobq._kinds.jobs import Handler
+    from jobq._statements.claim import Claimed
     from jobq._worker.lease import Identity
     from jobq._worker.lines import Line
     from jobq._worker.processes import ProcessCall

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jobq._errors import ArgumentsDecodeError, ArgumentsEncodeError
 from jobq._logging import fields_of, set_current_job
-from jobq._outcomes import Settlement
+from jobq._statements.outcomes import Settlement
 from jobq._worker.around import Ended, run_around
 from jobq._worker.decide import cancelled, hand_back, on_exception, on_timeout, put_back, undecidable
 from jobq._worker.execution import Execution, StopReason
@@ -27,7 +27,7 @@ from jobq._worker.threads import ThreadRunner
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from jobq._middleware import RunMiddleware
+    from jobq._kinds.middleware import RunMiddleware
     from jobq._types import Job
     from jobq._worker.config import WorkerConfig
     from jobq._worker.lease import Lease

@@ -12,8 +12,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from jobq._claim import claim, refresh
 from jobq._errors import DatabaseUnavailable, Error
+from jobq._statements.claim import claim, refresh
 from jobq._worker.decide import hand_back, refuse
 from jobq._worker.execution import Execution
 from jobq._worker.observers import Observers
@@ -21,8 +21,8 @@ from jobq._worker.observers import Observers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jobq._claim import Claimed
-    from jobq._jobs import Jobs
+    from jobq._kinds.jobs import Jobs
+    from jobq._statements.claim import Claimed
     from jobq._worker.completer import Completer
     from jobq._worker.executor import Executor
     from jobq._worker.lease import Identity, Lease

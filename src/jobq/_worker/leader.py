@@ -6,7 +6,7 @@ itself, with pauses of its own; a duty that fails waits longer each time while t
 
 The term is renewed from the event loop on purpose: where the loop stands still, no duty is done,
 and somebody else should lead. What the clock here says can only stop the duties sooner; that a term
-is over is decided by the database, which refuses every write of an old one (see `_leader`).
+is over is decided by the database, which refuses every write of an old one (see `leader`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 from jobq._errors import DatabaseUnavailable, Error
-from jobq._leader import Deposed, Term, elect, renew_term, resign
+from jobq._statements.leader import Deposed, Term, elect, renew_term, resign
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Duty(Protocol):
     async def run_once(self, term: Term) -> float | None:
         """Do one bounded pass; return the seconds until the next one, ``None`` for the usual pause.
 
-        Every write carries the term (:data:`jobq._leader.LED`), for it may be over by then.
+        Every write carries the term (:data:`jobq._statements.leader.LED`), for it may be over by then.
 
         Raises:
             Deposed: the term is known to be over.

@@ -24,11 +24,11 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from jobq._duties import Registration, end, register, renew
 from jobq._errors import Error
 from jobq._operation import Call, Operation
-from jobq._outcomes import release
 from jobq._postgres import TIME_LIMIT_S, SyncSession, reconnect_delay
+from jobq._statements.duties import Registration, end, register, renew
+from jobq._statements.outcomes import release
 from jobq._worker.exit_codes import EXIT_BLOCKED
 from jobq._worker.signals import end_process
 from jobq._worker.starting import LOCK_WAIT_S

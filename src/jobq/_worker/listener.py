@@ -1,7 +1,7 @@
 """The listener: makes a waiting worker prompt. Polling alone is correct; this only saves its delay.
 
 While it waits for a queue it holds a shared advisory lock, and enqueuers that find nobody holding
-one send nothing (see `_enqueue`). It proves itself before it is believed: a notification sent
+one send nothing (see `enqueue`). It proves itself before it is believed: a notification sent
 through another connection has to arrive. Where none does (a pooler in transaction mode) it says so
 once and the worker polls.
 """
@@ -13,11 +13,11 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from jobq._control import control_channel
 from jobq._driver_errors import map_error
-from jobq._enqueue import notify_channel
 from jobq._errors import Error
 from jobq._operation import Call, Operation, in_schema, quote_identifier
+from jobq._statements.control import control_channel
+from jobq._statements.enqueue import notify_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,13 +6,13 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
-from jobq._middleware import Settled, describe
+from jobq._kinds.middleware import Settled, describe
 from jobq._worker.stats import name_of_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jobq._middleware import WorkerObserver
+    from jobq._kinds.middleware import WorkerObserver
     from jobq._types import Job
     from jobq._worker.outcome import Outcome
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from jobq._outcomes import Settlement
+from jobq._statements.outcomes import Settlement
 
 
 class Completion(NamedTuple):

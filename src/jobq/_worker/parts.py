@@ -11,10 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from jobq import __version__
-from jobq._claim import restamp
-from jobq._duties import Registration
-from jobq._locks import limit_lock_waits, lock_holders
-from jobq._periodic_declare import declare, prepare_schedule
+from jobq._statements.claim import restamp
+from jobq._statements.duties import Registration
+from jobq._statements.locks import limit_lock_waits, lock_holders
+from jobq._statements.periodic_declare import declare, prepare_schedule
 from jobq._worker.cleaner import Cleaner, Trimmer
 from jobq._worker.completer import Completer
 from jobq._worker.control import Control
@@ -37,10 +37,10 @@ from jobq._worker.stats import Counters
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from jobq._client import AsyncClient
-    from jobq._duties import Rescued
-    from jobq._jobs import Jobs
-    from jobq._outcomes import Settlement
+    from jobq._clients.client import AsyncClient
+    from jobq._kinds.jobs import Jobs
+    from jobq._statements.duties import Rescued
+    from jobq._statements.outcomes import Settlement
     from jobq._worker.config import WorkerConfig
     from jobq._worker.execution import Execution
     from jobq._worker.leader import Duty

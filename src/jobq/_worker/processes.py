@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobq._errors import ConfigError
 from jobq._logging import set_current_job
-from jobq._outcomes import Failure, Settlement
+from jobq._statements.outcomes import Failure, Settlement
 from jobq._types import Job
 from jobq._worker import childlogs
 from jobq._worker.decide import hand_back, on_exception, on_failure
@@ -33,7 +33,7 @@ from jobq._worker.outcome import Completion
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from jobq._jobs import Handler
+    from jobq._kinds.jobs import Handler
 
 _PR_SET_PDEATHSIG = 1
 _SPAWN = multiprocessing.get_context("spawn")

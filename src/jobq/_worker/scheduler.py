@@ -16,15 +16,15 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final
 
 from jobq._errors import DatabaseUnavailable
-from jobq._leader import Deposed
-from jobq._periodic import ahead, fire, look, move, pass_over, prune, set_problem
-from jobq._schedule import decide
+from jobq._kinds.schedule import decide
+from jobq._statements.leader import Deposed
+from jobq._statements.periodic import ahead, fire, look, move, pass_over, prune, set_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jobq._leader import Term
-    from jobq._periodic import Row
+    from jobq._statements.leader import Term
+    from jobq._statements.periodic import Row
     from jobq._worker.link import Link
 
 logger = logging.getLogger("jobq.scheduler")

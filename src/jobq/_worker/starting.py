@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
-    from jobq._locks import Holder
+    from jobq._statements.locks import Holder
 
 logger = logging.getLogger("jobq.worker")
 

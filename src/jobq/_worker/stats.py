@@ -6,13 +6,13 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from jobq._outcomes import Settlement
+from jobq._statements.outcomes import Settlement
 from jobq._worker.report import Latency
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jobq._middleware import Outcome as OutcomeName
+    from jobq._kinds.middleware import Outcome as OutcomeName
     from jobq._worker.outcome import Outcome
 
 _WINDOW: Final = 1_000  # the newest so many are what a latency is told of

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from jobq._errors import ConfigError
-from jobq._jobs import Jobs
+from jobq._kinds.jobs import Jobs
 from jobq._limits import MAX_WAIT
 from jobq._messages import shown
 from jobq._worker.config import WorkerConfig
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from wsgiref.types import WSGIApplication
 
-    from jobq._client import AsyncClient
+    from jobq._clients.client import AsyncClient
     from jobq._worker.started import StartedJobs
 
 logger = logging.getLogger("jobq.worker")

@@ -8,7 +8,7 @@ import sys
 import traceback
 
 from jobq._errors import ConfigError
-from jobq._jobs import Jobs
+from jobq._kinds.jobs import Jobs
 from jobq._messages import shown
 
 

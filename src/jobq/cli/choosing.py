@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from jobq._filter import JobFilter
+from jobq._statements.filter import JobFilter
 from jobq._types import JobState
 from jobq.cli.parsing import parse_length
 

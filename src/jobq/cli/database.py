@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jobq._client import Client
+from jobq._clients.client import Client
 from jobq.cli.common import DSN_OPTION, SCHEMA_OPTION, explain_errors, require_dsn
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from jobq._doctor import CHECKS, Context, Finding, Level
 from jobq._errors import DatabaseUnavailable, Error
 from jobq._operation import Call
 from jobq._postgres import SyncSession
-from jobq._schema import check_schema
+from jobq._statements.schema import check_schema
 from jobq.cli.common import DSN_OPTION, EXIT_FAILED, SCHEMA_OPTION, explain_errors, require_dsn
 from jobq.cli.output import JSON_OPTION, console, print_json, safe
 

@@ -12,8 +12,8 @@ from jobq.cli.output import JSON_OPTION, print_json
 from jobq.cli.parsing import parse_instant, parse_json, parse_length
 
 if TYPE_CHECKING:
-    from jobq._client import Client
-    from jobq._options import JobOptions
+    from jobq._clients.client import Client
+    from jobq._kinds.options import JobOptions
 
 
 @click.command()

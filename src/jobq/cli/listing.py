@@ -14,7 +14,7 @@ from jobq.cli.database import with_client
 from jobq.cli.output import JSON_OPTION, document, print_json, print_table, shorten
 
 if TYPE_CHECKING:
-    from jobq._client import Client
+    from jobq._clients.client import Client
     from jobq._types import JobInfo
     from jobq.cli.output import Cell
 

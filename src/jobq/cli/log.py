@@ -10,7 +10,7 @@ from jobq.cli.database import with_client
 from jobq.cli.output import JSON_OPTION, document, print_json, print_table
 
 if TYPE_CHECKING:
-    from jobq._client import Client
+    from jobq._clients.client import Client
     from jobq.cli.output import Cell
 
 

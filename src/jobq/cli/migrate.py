@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from jobq import _migrate
+from jobq._clients import migrate as _migrate
 from jobq._messages import migrate_advice
 from jobq.cli.common import DSN_OPTION, EXIT_PENDING, SCHEMA_OPTION, explain_errors, require_dsn
 

@@ -13,8 +13,8 @@ from jobq.cli.output import JSON_OPTION, print_json, print_table, safe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jobq._client import Client
-    from jobq._periodic_operate import PeriodicInfo
+    from jobq._clients.client import Client
+    from jobq._statements.periodic_operate import PeriodicInfo
     from jobq.cli.output import Cell
 
 

@@ -1,7 +1,7 @@
 """``python -m jobq.cli.process FD TABLE``: one worker process, started by a supervisor.
 
 FD is its end of the supervisor's socket, TABLE the memory in which it notes what it has begun (see
-`jobq._child`): the settings come from there, then the word
+`jobq._supervisor.child`): the settings come from there, then the word
 ``stop``; and when it ends, the supervisor is dead and nobody would restart or stop this process, so it
 stops by itself.
 """
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 
-from jobq._child import Report
-from jobq._client import AsyncClient
+from jobq._clients.client import AsyncClient
 from jobq._errors import ConfigError, Error
+from jobq._supervisor.child import Report
 from jobq._worker import Worker
 from jobq._worker.exit_codes import EXIT_CONFIG, EXIT_LINGERING, FAST_EXIT_BASE
 from jobq._worker.started import StartedJobs
@@ -34,7 +34,7 @@ from jobq.cli.settings import ProcessSettings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jobq._jobs import Jobs
+    from jobq._kinds.jobs import Jobs
 
 EXIT_FAILED: Final = 1
 _ORPHAN_EXIT_S: Final = 4.0  # beyond the grace: nobody else is there to end a process that hangs

@@ -13,8 +13,8 @@ from jobq.cli.parsing import parse_instant, parse_length
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from jobq._client import Client
-    from jobq._retention import Keep
+    from jobq._clients.client import Client
+    from jobq._statements.retention import Keep
     from jobq.cli.output import Cell
 
 _REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for people and for the log.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from jobq._client import Client
+    from jobq._clients.client import Client
     from jobq._types import AttemptError, JobInfo
 
 _NAME_WIDTH: Final = 14

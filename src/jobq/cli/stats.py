@@ -16,8 +16,8 @@ from jobq.cli.output import JSON_OPTION, cell, console, make_table, print_json, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jobq._client import Client
-    from jobq._stats import QueueStats
+    from jobq._clients.client import Client
+    from jobq._statements.stats import QueueStats
     from jobq.cli.output import Cell
 
 _COUNTS: Final = (

@@ -19,9 +19,9 @@ from jobq.cli.parsing import parse_instant, parse_length
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jobq._bulk import Action, BulkResult
-    from jobq._client import Client
-    from jobq._filter import JobFilter
+    from jobq._clients.client import Client
+    from jobq._statements.bulk import Action, BulkResult
+    from jobq._statements.filter import JobFilter
 
 _DONE: Final = {
     "cancel": "cancelled",

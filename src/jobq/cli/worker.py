@@ -8,8 +8,8 @@ from typing import Any, Final
 import click
 
 from jobq._postgres import SyncSession
-from jobq._schema import check_schema, validate_schema_name
-from jobq._supervisor import Supervisor
+from jobq._statements.schema import check_schema, validate_schema_name
+from jobq._supervisor.supervisor import Supervisor
 from jobq._worker.config import DEFAULT_SLOTS
 from jobq.cli.application import split_application
 from jobq.cli.common import DSN_OPTION, SCHEMA_OPTION, explain_errors, require_dsn

@@ -12,8 +12,8 @@ from jobq.cli.output import JSON_OPTION, print_json, print_table
 from jobq.cli.parsing import parse_length
 
 if TYPE_CHECKING:
-    from jobq._client import Client
-    from jobq._stats import WorkerInfo
+    from jobq._clients.client import Client
+    from jobq._statements.stats import WorkerInfo
     from jobq.cli.output import Cell
 
 _COLUMNS: Final = ("id", "name", "state", "version", "queues", "kinds", "running", "heartbeat", "started")

@@ -7,16 +7,16 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, overload
 
-from jobq._adapters import async_executor, sync_executor
-from jobq._client import AsyncClient, Client
+from jobq._clients.adapters import async_executor, sync_executor
+from jobq._clients.client import AsyncClient, Client
 from jobq._documents import read_document
 from jobq._errors import ArgumentsEncodeError, ConfigError
-from jobq._jobtype import JobType
-from jobq._json import encode
+from jobq._json.encode import encode
+from jobq._kinds.jobtype import JobType
+from jobq._kinds.options import check_kind
 from jobq._messages import shown
-from jobq._operate import get_job
 from jobq._operation import Call, Operation, in_schema, run, run_async
-from jobq._options import check_kind
+from jobq._statements.operate import get_job
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -11,24 +11,24 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
-from jobq._claim import Claimed, claim
-from jobq._client import AsyncClient, Client
-from jobq._duties import Registration, end, promote, register
+from jobq._clients.client import AsyncClient, Client
 from jobq._errors import ConfigError
-from jobq._jobs import Jobs
+from jobq._kinds.jobs import Jobs
+from jobq._kinds.middleware import through
 from jobq._logging import set_current_job
 from jobq._marks import LaneMarks
 from jobq._messages import shown
-from jobq._middleware import through
 from jobq._operation import Call, Operation, in_schema
-from jobq._outcomes import Settlement, complete, settle
+from jobq._statements.claim import Claimed, claim
+from jobq._statements.duties import Registration, end, promote, register
+from jobq._statements.outcomes import Settlement, complete, settle
 from jobq._types import Job
 from jobq._worker.decide import hand_back, on_exception, on_timeout, refuse
 from jobq.testing.clock import Clock
 
 if TYPE_CHECKING:
-    from jobq._jobs import Handler
-    from jobq._middleware import RunMiddleware
+    from jobq._kinds.jobs import Handler
+    from jobq._kinds.middleware import RunMiddleware
 
 DEFAULT_LIMIT: Final = 1000  # runs of one drain, so that jobs that enqueue each other come to an end
 _LEASE_S: Final = 3600.0  # the test is the worker, and may stand in a debugger

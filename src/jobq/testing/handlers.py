@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from jobq._jobtype import JobType
-from jobq._options import DEFAULTS, check_kind, resolve
+from jobq._kinds.jobtype import JobType
+from jobq._kinds.options import DEFAULTS, check_kind, resolve
 from jobq._types import Job
 
 if TYPE_CHECKING:

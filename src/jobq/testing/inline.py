@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-from jobq._client import AsyncClient, Client
+from jobq._clients.client import AsyncClient, Client
 from jobq._errors import ConfigError
 from jobq.testing.draining import drain, drain_sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jobq._jobs import Jobs
-    from jobq._options import JobOptions
+    from jobq._kinds.jobs import Jobs
+    from jobq._kinds.options import JobOptions
     from jobq._types import Enqueued
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from jobq._cron import make_timetable, ticks_after
 from jobq._errors import ConfigError
+from jobq._kinds.cron import make_timetable, ticks_after
 
 if TYPE_CHECKING:
     from datetime import timedelta

@@ -1,0 +1,1 @@
+"""The two clients, and what connections they use: their own, or the caller's."""

@@ -1,0 +1,1 @@
+"""What an application declares: kinds, handlers, options, unique keys, schedules. Pure."""

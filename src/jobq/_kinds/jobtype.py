@@ -1,0 +1,278 @@
+"""Kinds of job, and jobs to be: what a program that only enqueues needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack, cast, overload
+
+from jobq._errors import ArgumentsEncodeError, ConfigError, DuplicateKind
+from jobq._json.arguments import ArgumentsDecoder, Upgrade, check_arguments, describe_type
+from jobq._json.encode import encode
+from jobq._json.flat import flat_writer
+from jobq._kinds.backoff import DEFAULT_BACKOFF, guarded
+from jobq._kinds.options import (
+    DEFAULTS,
+    JobOptions,
+    JobTypeOptions,
+    ResolvedOptions,
+    check_kind,
+    declared_changes,
+    resolve,
+)
+from jobq._kinds.unique import Unique
+from jobq._limits import MAX_ARGUMENTS_BYTES
+from jobq._messages import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import UnionType
+
+    from jobq._kinds.backoff import Backoff
+
+# Invariant on purpose: a kind that takes EmailArgs accepts neither more nor less than that, or
+# `enqueue(send_email, OtherArgs(1))` would pass as a kind of both.
+A = TypeVar("A")
+
+
+class JobType(Generic[A]):
+    """A kind of job and the type of its arguments: declared once, known to editors everywhere.
+
+    Args:
+        kind: what the database keeps, 1 to 128 bytes of UTF-8 without control characters.
+        args_type: a dataclass, TypedDict, ``dict``, msgspec or pydantic model …; ``None`` for a
+            kind without arguments.
+        aliases: further kinds that the same handler runs, so that a kind can be renamed.
+        upgrade: turns stored arguments, old or already new, into new ones before they are decoded.
+        backoff: how long a job waits after a failure; the default policy where it is not given.
+        options: what holds for all jobs of the kind, see :class:`JobTypeOptions`.
+
+    Raises:
+        ConfigError: something of it cannot work; the message names it.
+
+    Attributes:
+        kind, args_type, aliases, upgrade, options: as they were given.
+        policy: the backoff as it was given, ``None`` where it was not.
+        backoff: from the number of failures to the wait; always answers with one that can be stored.
+        decode: turns a stored document into the arguments; raises ``ArgumentsDecodeError``.
+    """
+
+    @overload
+    def __init__(
+        self: JobType[None],
+        kind: str,
+        args_type: None,
+        *,
+        aliases: Sequence[str] = (),
+        upgrade: Upgrade | None = None,
+        backoff: Backoff | None = None,
+        **options: Unpack[JobTypeOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        kind: str,
+        args_type: type[A],
+        *,
+        aliases: Sequence[str] = (),
+        upgrade: Upgrade | None = None,
+        backoff: Backoff | None = None,
+        **options: Unpack[JobTypeOptions],
+    ) -> None: ...
+    @overload  # no checker can yet tell the type that `Created | Deleted` stands for
+    def __init__(
+        self: JobType[Any],
+        kind: str,
+        args_type: UnionType,
+        *,
+        aliases: Sequence[str] = (),
+        upgrade: Upgrade | None = None,
+        backoff: Backoff | None = None,
+        **options: Unpack[JobTypeOptions],
+    ) -> None: ...
+    def __init__(
+        self,
+        kind: str,
+        args_type: object,
+        *,
+        aliases: Sequence[str] = (),
+        upgrade: Upgrade | None = None,
+        backoff: Backoff | None = None,
+        **options: Unpack[JobTypeOptions],
+    ) -> None:
+        self.kind: Final = check_kind(kind)
+        self.args_type: Final = args_type
+        self.aliases: Final = check_aliases(self.kind, aliases)
+        self.upgrade: Final = _check_callable("upgrade", upgrade)
+        self.policy: Final = _check_callable("backoff", backoff)
+        self.backoff: Final = guarded(backoff or DEFAULT_BACKOFF)
+        self.options: Final = options
+        self._decoder: Final = ArgumentsDecoder[A](self.kind, args_type, upgrade)
+        self.decode: Final[Callable[[bytes | str], A]] = self._decoder.decode
+        self._write_flat: Final = flat_writer(args_type)
+        self._changes: Final = declared_changes(options)
+        unique = options.get("unique")
+        if isinstance(unique, Unique):
+            unique.check_type(self.kind, args_type)
+        self._resolved: tuple[ResolvedOptions, ResolvedOptions] = (
+            DEFAULTS,
+            DEFAULTS._replace(**self._changes),
+        )
+
+    def encode(self, args: A, max_bytes: int = MAX_ARGUMENTS_BYTES) -> str:
+        """Return the arguments as one JSON document.
+
+        Args:
+            args: the arguments; a subclass of the declared type will do.
+            max_bytes: the most that the document may have, in bytes of UTF-8.
+
+        Raises:
+            ArgumentsEncodeError: they, or a member of them, are of another type than declared, or hold
+                what does not come back.
+        """
+        if self._write_flat is not None and (text := self._write_flat(args, max_bytes)) is not None:
+            return text
+        if cast("object", type(args)) is not self.args_type:
+            check_arguments(self.kind, self.args_type, args)
+        text = encode(args, max_bytes=max_bytes)
+        self._decoder.check(text)
+        return text
+
+    def resolved(self, defaults: ResolvedOptions) -> ResolvedOptions:
+        """Return the options of a job whose enqueue gives none, with a client's defaults."""
+        known, resolved = self._resolved
+        if known is not defaults:
+            resolved = defaults._replace(**self._changes)
+            self._resolved = (defaults, resolved)  # one pair, so that threads cannot mix two
+        return resolved
+
+    def prepare(self) -> None:
+        """Build the decoder now, so that a type that cannot be decoded shows at start.
+
+        Raises:
+            ConfigError: it cannot be decoded.
+        """
+        self._decoder.prepare()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.kind!r}, {describe_type(self.args_type)})"
+
+
+_SAME: Final = object()  # "as it is", where None is a value
+
+
+class NewJob:
+    """One job to be made: the item of ``enqueue_many``. Read-only.
+
+    Its arguments are checked against its kind where it is made. It has no type parameter, for a
+    checker would take ``Any`` for it from the list that it stands in, and check nothing.
+
+    Args:
+        kind: its kind; a bare string is the untyped way.
+        args: its arguments.
+        options: see :class:`JobOptions`.
+
+    Attributes:
+        kind, args, options: as they were given.
+    """
+
+    __slots__ = ("args", "kind", "options")
+
+    @overload
+    def __init__(self, kind: JobType[A], args: A, **options: Unpack[JobOptions]) -> None: ...
+    @overload
+    def __init__(self, kind: str, args: object, **options: Unpack[JobOptions]) -> None: ...
+    def __init__(self, kind: JobType[Any] | str, args: object, **options: Unpack[JobOptions]) -> None:
+        self.kind: Final = kind
+        self.args: Final = args
+        self.options: Final = options
+
+    def replace(self, *, args: object = _SAME, **options: Unpack[JobOptions]) -> NewJob:
+        """Return another new job with other arguments, or with options in the place of its own.
+
+        Args:
+            args: its arguments; the same by default.
+            options: those that change; an option that is given replaces the whole of it.
+        """
+        given: Any = {**self.options, **options}
+        kind: Any = self.kind
+        return NewJob(kind, self.args if args is _SAME else args, **given)
+
+    def __repr__(self) -> str:
+        name = self.kind.kind if isinstance(self.kind, JobType) else self.kind
+        options = "".join(f", {option}={shown(value)}" for option, value in self.options.items())
+        return f"NewJob({shown(name)}, {shown(self.args)}{options})"
+
+
+def prepare(
+    kind: JobType[Any] | str,
+    args: object,
+    options: Mapping[str, object],
+    defaults: ResolvedOptions,
+    max_bytes: int = MAX_ARGUMENTS_BYTES,
+) -> tuple[str, str, ResolvedOptions]:
+    """Return a job's kind, its encoded arguments and its options, ready to be stored.
+
+    Args:
+        kind: a declared kind, or a bare string.
+        args: its arguments.
+        options: those that the call gave.
+        defaults: what holds where neither the call nor the kind says otherwise.
+        max_bytes: the most that the arguments may have, in bytes of UTF-8.
+
+    Raises:
+        ConfigError: the kind or an option cannot be what it is.
+        ArgumentsEncodeError: the arguments or ``meta`` cannot be stored.
+    """
+    args_type: object = Any
+    if isinstance(kind, JobType):
+        name, text, resolved = kind.kind, kind.encode(args, max_bytes), kind.resolved(defaults)
+        args_type = kind.args_type
+    else:
+        name, text, resolved = check_kind(kind), encode(args, max_bytes=max_bytes), defaults
+    if options:
+        resolved = resolve(options, resolved)
+    if resolved.unique is not None:
+        key, readable = resolved.unique.compute(name, text, resolved.queue, args_type)
+        resolved = resolved._replace(unique_key=key, unique_name=readable)
+    return name, text, resolved
+
+
+def prepare_many(
+    jobs: Iterable[NewJob], defaults: ResolvedOptions, max_bytes: int = MAX_ARGUMENTS_BYTES
+) -> list[tuple[str, str, ResolvedOptions]]:
+    """Return what `prepare` does for each of many jobs; errors name the item that they are about."""
+    prepared: list[tuple[str, str, ResolvedOptions]] = []
+    for job in jobs:
+        if not isinstance(cast("object", job), NewJob):
+            raise ConfigError(f"item {len(prepared)}: a NewJob, not an object of {type(job).__qualname__}")
+        try:
+            prepared.append(prepare(job.kind, job.args, job.options, defaults, max_bytes))
+        except ArgumentsEncodeError as error:
+            raise error.at(len(prepared)) from error
+        except ConfigError as error:
+            raise ConfigError(f"item {len(prepared)}: {error}") from error
+    return prepared
+
+
+def check_aliases(kind: str, aliases: Sequence[str]) -> tuple[str, ...]:
+    """Return aliases as they are kept.
+
+    Raises:
+        ConfigError: they are no sequence of names.
+        DuplicateKind: they repeat one another, or the kind.
+    """
+    if isinstance(aliases, str) or not isinstance(cast("object", aliases), Iterable):
+        raise ConfigError(f"aliases={shown(aliases)}: a sequence of kinds, such as a list")
+    checked = tuple(check_kind(alias) for alias in aliases)
+    if len({kind, *checked}) <= len(checked):
+        raise DuplicateKind(f"aliases={list(checked)}: the kind {kind!r} and its aliases repeat one another")
+    return checked
+
+
+_C = TypeVar("_C")
+
+
+def _check_callable(name: str, value: _C) -> _C:
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name}={value!r}: a callable, or None for none")
+    return value
