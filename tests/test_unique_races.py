@@ -18,8 +18,10 @@ import pytest
 import jobq
 from jobq import Unique
 from jobq._marks import LaneMarks
+from jobq._operation import run
 from jobq._statements.claim import claim
 from jobq._statements.duties import promote
+from jobq._statements.enqueue import enqueue_atomically
 from jobq._statements.enqueue_unique import MAX_LOCKED_KEYS
 from tests.support.polling import eventually
 from tests.support.storage import (
@@ -28,6 +30,7 @@ from tests.support.storage import (
     hold,
     in_background,
     is_waiting,
+    job_row,
     join_all,
 )
 from tests.support.unique import (
@@ -328,6 +331,43 @@ def test_large_calls_that_replace_the_same_jobs_in_opposite_orders_all_succeed(
     assert failures == []
     assert set(replaced.values()) == {4 * len(unique)}
     assert {len(places) for places in store.places().values()} == {1}
+
+
+@pytest.mark.parametrize("times", [1, 4, 5])
+def test_a_call_of_our_own_that_the_server_ends_for_a_deadlock_is_done_again_five_times_in_all(
+    times: int,
+) -> None:
+    sent: list[str] = []
+
+    def execute(call: Call) -> list[tuple[Any, ...]]:
+        sent.append(call.sql.split()[0])
+        if sent[-1] == "with":
+            if sent.count("with") <= times:
+                raise jobq.DatabaseError("deadlock detected") from psycopg.errors.DeadlockDetected()
+            return [(7, True, None, 1, False, 0)]
+        return []
+
+    operation = enqueue_atomically(SCHEMA, [job_row(unique_key=bytes(16))], notify=False)
+    if times < 5:
+        assert run(operation, execute) == [jobq.Enqueued(7, inserted=True)]
+    else:
+        with pytest.raises(jobq.DatabaseError, match="deadlock"):
+            run(operation, execute)
+    assert sent == ["begin", "with", "rollback"] * times + ["begin", "with", "commit"] * (times < 5)
+
+
+def test_any_other_error_of_the_server_ends_the_call() -> None:
+    sent: list[str] = []
+
+    def execute(call: Call) -> list[tuple[Any, ...]]:
+        sent.append(call.sql.split()[0])
+        if sent[-1] == "with":
+            raise jobq.DatabaseError("no") from psycopg.errors.InsufficientPrivilege()
+        return []
+
+    with pytest.raises(jobq.DatabaseError, match="no"):
+        run(enqueue_atomically(SCHEMA, [job_row(unique_key=bytes(16))], notify=False), execute)
+    assert sent == ["begin", "with", "rollback"]
 
 
 # -- all of it at once ---------------------------------------------------------------------------------------

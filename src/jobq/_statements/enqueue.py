@@ -111,10 +111,10 @@ def enqueue_atomically(schema: str, rows: Sequence[JobRow], *, notify: bool) -> 
 
     With unique keys several statements may follow: together, and each with its own snapshot.
     """
-    for last in (*[False] * (_TRIES - 1), True):
+    for _ in range(_TRIES - 1):
         try:
             return (yield from atomic(enqueue_many(schema, rows, notify=notify)))
         except DatabaseError as error:
-            if last or getattr(error.__cause__, "sqlstate", None) != _DEADLOCK:
+            if getattr(error.__cause__, "sqlstate", None) != _DEADLOCK:
                 raise
-    raise AssertionError
+    return (yield from atomic(enqueue_many(schema, rows, notify=notify)))
