@@ -171,11 +171,11 @@ def test_a_bulk_call_of_which_one_raises_makes_nothing_and_takes_no_key(
     holder = client.enqueue("k", {}, unique="held")
     other = client.enqueue("k", {"n": 1}, unique="other")
     new = [
-        jobq.NewJob("k", {}),
+        jobq.NewJob("k", {}, unique=Unique("free as well", on_conflict="raise")),
         jobq.NewJob("k", {}, unique="free"),
         jobq.NewJob("k", {"n": 2}, unique=replacing),
         jobq.NewJob("k", {}, unique=raising),
-        jobq.NewJob("k", {}, unique=Unique("free as well", on_conflict="raise")),
+        jobq.NewJob("k", {}),
     ]
     with psycopg.connect(dsn) as connection:
         with pytest.raises(jobq.UniqueConflict, match=f"item 3: job {holder.id}") as caught:
