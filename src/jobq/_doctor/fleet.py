@@ -70,7 +70,7 @@ def listeners(context: Context) -> Operation[list[Finding]]:
 
 
 _LEADER: Final = """
-select worker, date_part('epoch', clock_timestamp() - lease_until)::float8,
+select worker, date_part('epoch', clock_timestamp() - nullif(lease_until, '-infinity'))::float8,
        (select count(*) from {schema}.worker where ended_at is null and lease_until > clock_timestamp())::int4
 from {schema}.leader
 """
@@ -91,15 +91,15 @@ def leader(context: Context) -> Operation[list[Finding]]:
             )
         ]
     name, over_s, alive = rows[0]
-    if over_s < 0:
+    if over_s is not None and over_s < 0:
         return [Finding("leader", Level.OK, f"{name}")]
     if not alive:
         return [Finding("leader", Level.NOTE, "none, for no worker is alive")]
-    since = f"for {duration(over_s)}" if over_s < float("inf") else "yet"
+    since = "yet" if over_s is None else f"for {duration(over_s)}"
     return [
         Finding(
             "leader",
-            Level.PROBLEM if over_s > _NO_LEADER_S else Level.NOTE,
+            Level.PROBLEM if over_s is None or over_s > _NO_LEADER_S else Level.NOTE,
             f"none {since}, though {alive} workers are alive: no schedules, no retention",
             "Look for the reason in the workers' logs (jobq.leader), and whether all were told not to lead.",
         )

@@ -110,7 +110,7 @@ def with_state(context: Context) -> Operation[list[Finding]]:
 
 
 _FUTURE: Final = """
-select count(*)::int8, max(xid)::text from {schema}.ready where xid >= pg_snapshot_xmax(pg_current_snapshot())
+select count(*)::int8 from {schema}.ready where xid >= pg_snapshot_xmax(pg_current_snapshot())
 """
 
 
