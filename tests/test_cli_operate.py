@@ -76,6 +76,7 @@ def test_enqueue_reads_standard_input_and_lifts_the_time_limit(dsn: str, client:
         (("k", "--run-at", "2030-01-01"), "which zone"),
         (("k", "--run-at", "soon"), "2030-01-31T09"),
         (("k", "--delay", "soon"), "90s, 15m, 2h or 7d"),
+        (("k", "--delay", "90"), "90: of what? write 90s, 90m, 90h or 90d"),
         (("k", "--delay", "9" * 30 + "d"), "too long"),
         (("k", "--priority", "10"), "priority"),
         (("", "{}"), "kind"),
@@ -87,7 +88,16 @@ def test_enqueue_names_what_it_cannot_take(dsn: str, arguments: tuple[str, ...],
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("1.5s", 1.5), ("15m", 900), ("3 min", 180), ("2h", 7200), ("1w", 604_800)],
+    [
+        ("0", 0),
+        ("0.0", 0),
+        ("90s", 90),
+        ("1.5s", 1.5),
+        ("15m", 900),
+        ("3 min", 180),
+        ("2h", 7200),
+        ("1w", 604_800),
+    ],
 )
 def test_lengths_of_time_as_people_write_them(text: str, seconds: float) -> None:
     parsed = parse_length(None, None, text)  # type: ignore[arg-type]
@@ -261,7 +271,17 @@ def test_retention_is_shown_and_set(dsn: str) -> None:
     run(dsn, "retention", "--queue", "mail", "--completed", "2h", "--discarded", "keep")
     (mail,) = [row for row in read(dsn, "retention") if row["queue"] == "mail"]
     assert (mail["completed"], mail["discarded"]) == (7200.0, "keep")
-    assert "2 h" in run(dsn, "retention").stdout
+    others, own = run(dsn, "retention").stdout.splitlines()[1:]
+    assert others.split() == "(all others) 1 d 7 d 7 d".split()
+    assert own.split() == "mail 2 h keep 7 d, as for all".split()
+
+
+def test_retention_takes_no_number_without_its_unit(dsn: str, client: jobq.Client) -> None:
+    before = client.queues.retention()
+    refused = run(dsn, "retention", "--completed", "5", code=2)
+    assert "5: of what? write 5s, 5m, 5h or 5d" in refused.output
+    assert client.queues.retention() == before
+    assert run(dsn, "retention").stdout.splitlines()[1].startswith("(all queues)")
 
 
 def test_schedules_are_listed_paused_resumed_triggered_and_removed(dsn: str, client: jobq.Client) -> None:

@@ -32,7 +32,7 @@ _OPTIONS = (
         metavar="TIME",
         help="Ended, or was enqueued if it has not, longer ago: 90s, 15m, 2h, 7d.",
     ),
-    click.option("--newer-than", callback=parse_length, metavar="TIME", help="…not so long ago."),
+    click.option("--newer-than", callback=parse_length, metavar="TIME", help="…less long ago: 10m, 1d."),
     click.option("--error", metavar="TEXT", help="With this text in its last error."),
     click.option("--worker", type=int, metavar="ID", help="That this worker runs, or ran last."),
 )

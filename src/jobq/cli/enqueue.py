@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 )
 @click.option("--run-at", callback=parse_instant, metavar="TIME", help="Run it then.")
 @click.option("--max-attempts", type=int, help="Failures after which it is discarded.")
-@click.option("--timeout", callback=parse_length, metavar="TIME", help="Time limit of an attempt; 0: none.")
+@click.option(
+    "--timeout", callback=parse_length, metavar="TIME", help="Time limit of an attempt: 90s, 2h; 0: none."
+)
 @click.option("--unique", metavar="KEY", help="Make none while a job with this key is live.")
 @click.option("--meta", callback=parse_json, metavar="JSON", help="An object that travels with it.")
 @click.option("--tag", "tags", multiple=True, help="A tag; may be repeated.")

@@ -47,7 +47,9 @@ def parse_instant(_context: click.Context, _parameter: click.Parameter, value: s
 
 
 def parse_length(_context: click.Context, _parameter: click.Parameter, value: str | None) -> timedelta | None:
-    """Return a length of time: ``90``, ``90s``, ``15m``, ``2h``, ``7d``, ``1w``.
+    """Return a length of time: ``0``, ``90s``, ``15m``, ``2h``, ``7d``, ``1w``.
+
+    A number needs its unit: whoever means days and is understood as seconds may lose history.
 
     Raises:
         click.BadParameter: it is none.
@@ -57,7 +59,11 @@ def parse_length(_context: click.Context, _parameter: click.Parameter, value: st
     match = _LENGTH.fullmatch(value.strip())
     if match is None:
         raise click.BadParameter(f"{value!r}: write a length of time such as 90s, 15m, 2h or 7d")
+    number, unit = float(match[1]), match[2]
+    if unit is None and number:
+        n = match[1]
+        raise click.BadParameter(f"{n}: of what? write {n}s, {n}m, {n}h or {n}d")
     try:
-        return timedelta(seconds=float(match[1]) * _SECONDS[match[2] or "s"])
+        return timedelta(seconds=number * _SECONDS[unit or "s"])
     except OverflowError:
         raise click.BadParameter(f"{value!r} is too long") from None

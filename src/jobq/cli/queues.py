@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from jobq._clients.client import Client
-    from jobq._statements.retention import Keep
+    from jobq._statements.retention import Keep, Retention
     from jobq.cli.output import Cell
 
 _REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for people and for the log.")
@@ -85,7 +85,7 @@ _KEPT: Final = ("completed", "discarded", "cancelled")
 
 @click.command()
 @click.option("--queue", metavar="NAME", help="Set it for this queue alone.")
-@click.option("--completed", callback=parse_keep, metavar="TIME", help="2h, 7d, or keep. Default: 24 hours.")
+@click.option("--completed", callback=parse_keep, metavar="TIME", help="12h, 7d, or keep. Default: 24 hours.")
 @click.option("--discarded", callback=parse_keep, metavar="TIME", help="The same. Default: 7 days.")
 @click.option("--cancelled", callback=parse_keep, metavar="TIME", help="The same. Default: 7 days.")
 @_REASON
@@ -98,7 +98,7 @@ def retention(
     """Show how long finished jobs are kept; with options, set it.
 
     What is set takes the place of all that was said for that queue before; what is left out follows
-    the setting for all queues, or the default.
+    the setting for all queues, or the default. The table has what holds then.
     """
     if queue is not None or any(value is not None for value in given.values()):
         client.queues.set_retention(queue, reason=reason, by=by, **given)
@@ -106,14 +106,19 @@ def retention(
     if as_json:
         print_json(found)
         return
-    rows: list[list[Cell]] = [
-        [row.queue or "(all queues)", *(_kept(getattr(row, name)) for name in _KEPT)] for row in found
-    ]
-    print_table(("queue", *_KEPT), rows, empty="the defaults: completed 24 h, discarded and cancelled 7 d")
+    general, *own = found  # the first is for all queues, and says it for every state
+    kept = [_kept(general, name) for name in _KEPT]
+    rows: list[list[Cell]] = [["(all others)" if own else "(all queues)", *kept]]
+    for row in own:
+        said = zip(_KEPT, kept, strict=True)
+        rows += [[row.queue, *(_kept(row, name) or f"{for_all}, as for all" for name, for_all in said)]]
+    print_table(("queue", *_KEPT), rows, empty="")
 
 
-def _kept(value: timedelta | Keep | None) -> Cell:
-    return "" if value is None else value
+def _kept(row: Retention, name: str) -> str:
+    """Return how long a state's jobs are kept, "" where the row does not say."""
+    value: timedelta | Keep | None = getattr(row, name)
+    return "" if value is None else cell(value)
 
 
 def _named(queue: str | None, kind: str | None) -> str:

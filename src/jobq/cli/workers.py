@@ -26,7 +26,7 @@ _COLUMNS: Final = ("id", "name", "state", "version", "queues", "kinds", "running
     default="1h",
     show_default=True,
     metavar="TIME",
-    help="Show those, too, that ended so recently.",
+    help="Show those, too, that ended so recently: 10m, 2h, 7d.",
 )
 @JSON_OPTION
 @with_client
