@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ def test_a_queue_is_counted_once_a_second_and_the_answer_stands_until_then(
 ) -> None:
     clock = Clock(monkeypatch)
     pressure = Backpressure(SCHEMA, 10)
-    assert drive(pressure.guarded([DEFAULTS], enqueue()), 9) == ("done", ["count", "enqueue"])
+    assert drive(pressure.guarded([DEFAULTS], enqueue()), 8) == ("done", ["count", "enqueue"])
     assert drive(pressure.guarded([DEFAULTS], enqueue()), 50) == ("done", ["enqueue"])
     clock.now += 1.01
     assert drive(pressure.guarded([DEFAULTS], enqueue()), 10) == (None, ["count"])
@@ -79,6 +80,55 @@ def test_counting_takes_two_per_cent_of_the_time_at_most(monkeypatch: pytest.Mon
     assert drive(pressure.guarded([DEFAULTS], enqueue()), 0)[1] == ["count", "enqueue"]
 
 
+def test_a_clients_own_jobs_count_and_so_do_those_of_the_call_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    pressure = Backpressure(SCHEMA, 10)
+    assert drive(pressure.guarded([DEFAULTS] * 6, enqueue()), 0) == ("done", ["count", "enqueue"])
+    assert drive(pressure.guarded([DEFAULTS] * 5, enqueue()), 6) == (None, ["count"])
+    assert drive(pressure.guarded([DEFAULTS] * 4, enqueue()), 6) == ("done", ["enqueue"])
+    assert drive(pressure.guarded([DEFAULTS], enqueue()), 10) == (None, ["count"])
+    operation = pressure.guarded([DEFAULTS] * 11, enqueue())
+    with pytest.raises(jobq.QueueFull, match=r"11 more were to come.*enqueue fewer jobs at a time") as full:
+        next(operation)
+    assert full.value.jobs == 11
+
+
+def test_where_its_own_jobs_fill_a_queue_it_is_counted_sooner_for_they_may_be_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Clock(monkeypatch)
+    pressure = Backpressure(SCHEMA, 3)
+    sent = [drive(pressure.guarded([DEFAULTS], enqueue()), 0) for _ in range(9)]
+    assert [len(calls) for _, calls in sent] == [2, 1, 1] * 3
+    assert {result for result, _ in sent} == {"done"}
+
+
+def test_jobs_count_while_their_call_is_under_way_and_no_longer_when_it_failed() -> None:
+    pressure = Backpressure(SCHEMA, 1)
+    first = pressure.guarded([DEFAULTS], enqueue())
+    next(first)
+    first.send([(0,)])
+    assert drive(pressure.guarded([DEFAULTS], enqueue()), 0)[0] is None
+    with pytest.raises(jobq.DatabaseError):
+        first.throw(jobq.DatabaseError("refused"))
+    assert drive(pressure.guarded([DEFAULTS], enqueue()), 0)[0] == "done"
+
+
+def test_one_client_leaves_no_more_jobs_than_its_limit(dsn: str) -> None:
+    with jobq.Client(dsn, max_ready=3) as client:
+        made = 0
+        for _ in range(12):
+            with contextlib.suppress(jobq.QueueFull):
+                client.enqueue("k", {})
+                made += 1
+        assert made == 3
+        with pytest.raises(jobq.QueueFull):
+            client.enqueue_many([jobq.NewJob("k", {}, queue="other") for _ in range(4)])
+        client.enqueue_many([jobq.NewJob("k", {}, queue="other") for _ in range(3)])
+    with Storage(dsn) as store:
+        assert store.count("ready") == 6
+
+
 def test_only_what_is_ready_at_once_counts_and_only_where_there_is_a_limit() -> None:
     pressure = Backpressure(SCHEMA, {"a": 1})
     soon = datetime.now(UTC) + timedelta(hours=1)
@@ -93,7 +143,7 @@ def test_a_full_queue_refuses_and_says_what_to_do(dsn: str) -> None:
     with jobq.Client(dsn, max_ready={"mail": 3}) as client:
         for _ in range(3):
             client.enqueue("k", {}, queue="mail")
-        client._backpressure._next_count_at.clear()  # type: ignore[union-attr]
+        client._backpressure._queues.clear()  # type: ignore[union-attr]
         with pytest.raises(
             jobq.QueueFull, match=r"queue 'mail' holds 3 ready jobs .* allows 3: enqueue again"
         ) as full:
@@ -104,7 +154,7 @@ def test_a_full_queue_refuses_and_says_what_to_do(dsn: str) -> None:
         client.enqueue("k", {}, queue="mail", delay=timedelta(hours=1))
         client.enqueue("k", {})
         client.bulk.cancel(jobq.JobFilter(states=["ready"]))
-        client._backpressure._next_count_at.clear()  # type: ignore[union-attr]
+        client._backpressure._queues.clear()  # type: ignore[union-attr]
         client.enqueue("k", {}, queue="mail")
     with Storage(dsn) as store:
         assert store.count("job") == 6
@@ -113,7 +163,7 @@ def test_a_full_queue_refuses_and_says_what_to_do(dsn: str) -> None:
 async def test_it_holds_within_a_transaction_of_the_callers_and_leaves_it_usable(dsn: str) -> None:
     async with jobq.AsyncClient(dsn, max_ready=1) as client:
         await client.enqueue("k", {}, unique="u")
-        client._backpressure._next_count_at.clear()  # type: ignore[union-attr]
+        client._backpressure._queues.clear()  # type: ignore[union-attr]
         async with await psycopg.AsyncConnection.connect(dsn) as connection:
             with pytest.raises(jobq.QueueFull):
                 await client.enqueue("k", {}, tx=connection)

@@ -143,18 +143,27 @@ class QueueFull(Error):
 
     Attributes:
         queue: which.
-        count: how many ready jobs were counted; counting ends at the limit.
+        count: how many ready jobs it holds: those that were counted, which ends at the limit, and those
+            that this client has enqueued since.
         limit: how many the client's ``max_ready`` allows.
+        jobs: how many more the call was to enqueue there.
     """
 
-    def __init__(self, queue: str, count: int, limit: int) -> None:
+    def __init__(self, queue: str, count: int, limit: int, jobs: int = 1) -> None:
+        more = f", {jobs:,} more were to come" if jobs > 1 else ""
+        advice = (
+            "enqueue fewer jobs at a time"
+            if jobs > limit
+            else "enqueue again later, run more workers or slots for it"
+        )
         super().__init__(
-            f"queue {queue!r} holds {count:,} ready jobs or more, and max_ready allows {limit:,}: enqueue "
-            "again later, run more workers or slots for it, or raise the limit"
+            f"queue {queue!r} holds {count:,} ready jobs or more{more}, and max_ready allows {limit:,}: "
+            f"{advice}, or raise the limit"
         )
         self.queue = queue
         self.count = count
         self.limit = limit
+        self.jobs = jobs
 
 
 class MiddlewareError(Error):

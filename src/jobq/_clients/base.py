@@ -105,9 +105,10 @@ class ClientBase(Generic[P, O, C]):
         listen_dsn: a direct connection string for a worker's listener, where ``database`` goes
             through a transaction pooler.
         max_ready: the most ready jobs that this client's enqueues may leave in any queue, or in each
-            queue that a mapping names, 1 to 1,000,000; beyond, they raise :class:`jobq.QueueFull`. It is
-            soft: each queue is counted once a second at most, and the answer stands until then.
-            Jobs that are due later are neither counted nor refused.
+            queue that a mapping names, 1 to 1,000,000; what would go beyond raises
+            :class:`jobq.QueueFull`. It is soft: each queue is counted about once a second, and until then
+            that answer stands, with what this client has enqueued since. Jobs that are due later are
+            neither counted nor refused.
         defaults: options that hold for every job where neither the call nor the kind says
             otherwise; see :class:`jobq.JobTypeOptions`.
 

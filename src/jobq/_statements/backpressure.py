@@ -1,15 +1,19 @@
 """Back-pressure: a client that leaves no more ready jobs in a queue than its producers should.
 
-It is soft on purpose. A queue is counted at most once a second by each client, and never for more
-than 2 % of the time; in between, the last answer stands. So producers go past the limit by what they
-enqueue within that time, one call in bulk goes past it whole, and a queue that was full is refused
-until it is counted again. An exact limit would need a row that every enqueue updates.
+It is soft on purpose. A queue is counted at most once a second by each client; in between, the last
+answer and what the client has enqueued since stand for it. So a client by itself keeps to the limit, and
+several go past it by what the others enqueue within a second. A call that does not fit whole is refused
+whole. Where only the client's own jobs fill the queue, they may have been done by now, or not been made,
+for their keys were held: then it is counted sooner. It is never counted for more than 2 % of the time. An
+exact limit would need a row that every enqueue updates.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -24,14 +28,39 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_INTERVAL_S: Final = 1.0  # between two counts of a queue, at least…
-_COST_FACTOR: Final = 50.0  # …and so many times what the last one took
+_INTERVAL_S: Final = 1.0  # between two counts of a queue, unless the client's own jobs fill it…
+_COST_FACTOR: Final = 50.0  # …and at least so many times what the last one took
 _MOST_QUEUES: Final = 10_000  # that are remembered; names may come from data
 MAX_LIMIT: Final = 1_000_000  # counting to it takes about a tenth of a second
 
 _COUNT: Final = """
 select count(*) from (select from {schema}.ready where queue = $1::text limit $2::int8) r
 """
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What a client knows of one queue.
+
+    Attributes:
+        count: ready jobs, as they were last counted.
+        enqueued: the client's own jobs, all that there ever were; ``counted_from``: as many as there
+            had been before the count.
+        under_way: those whose call has not returned.
+        next_count_at: when the count is too old.
+        may_count_at: when counting again costs too little to matter.
+    """
+
+    count: int = 0
+    enqueued: int = 0
+    counted_from: int = 0
+    under_way: int = 0
+    next_count_at: float = 0.0
+    may_count_at: float = 0.0
+
+    @property
+    def ready(self) -> int:
+        return self.count + self.enqueued - self.counted_from + self.under_way
 
 
 class Backpressure:
@@ -54,8 +83,7 @@ class Backpressure:
                 self._limits[changes({"queue": queue})["queue"]] = _checked(f"max_ready[{queue!r}]", limit)
         else:
             self._for_all = _checked("max_ready", limits)
-        self._next_count_at: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
+        self._queues: dict[str, _Queue] = {}
 
     def guarded(self, jobs: Iterable[ResolvedOptions], operation: Operation[T]) -> Operation[T]:
         """Return an enqueue that is refused while a queue of its jobs is full.
@@ -68,32 +96,58 @@ class Backpressure:
             QueueFull: by the operation, which has sent nothing then but the count.
         """
         now = datetime.now(UTC)
-        queues = {job.queue for job in jobs if not _waits(job, now)}
-        limited = {queue: limit for queue in sorted(queues) if (limit := self._limit(queue)) is not None}
-        return self._guarded(limited, operation) if limited else operation
+        more = Counter(job.queue for job in jobs if not _waits(job, now))
+        limited = {queue: limit for queue in sorted(more) if (limit := self._limit(queue)) is not None}
+        return self._guarded(limited, more, operation) if limited else operation
 
     def _limit(self, queue: str) -> int | None:
         return self._for_all if self._for_all is not None else self._limits.get(queue)
 
-    def _guarded(self, limited: Mapping[str, int], operation: Operation[T]) -> Operation[T]:
-        for queue, limit in limited.items():
-            if time.monotonic() >= self._next_count_at.get(queue, 0.0):
-                yield from self._count(queue, limit)
-            count = self._counts.get(queue, 0)
-            if count >= limit:
+    def _guarded(
+        self, limited: Mapping[str, int], more: Mapping[str, int], operation: Operation[T]
+    ) -> Operation[T]:
+        for name, limit in limited.items():
+            queue = self._known(name)
+            if time.monotonic() >= queue.next_count_at:
+                yield from self._count(name, limit)
+            own_fill_it = queue.ready + more[name] > limit >= queue.count + more[name]
+            if own_fill_it and time.monotonic() >= queue.may_count_at:
+                yield from self._count(name, limit)
+            if queue.ready + more[name] > limit:
                 operation.close()
-                raise QueueFull(queue, count, limit)
-        return (yield from operation)
+                raise QueueFull(name, queue.ready, limit, more[name])
+        return (yield from self._noted([(self._known(name), more[name]) for name in limited], operation))
 
-    def _count(self, queue: str, limit: int) -> Operation[None]:
-        started = time.monotonic()
-        if len(self._counts) >= _MOST_QUEUES:
-            self._counts.clear()
-            self._next_count_at.clear()
-        rows = yield Call(in_schema(_COUNT, self._schema), (queue, limit), replan=True)
+    def _noted(self, queues: list[tuple[_Queue, int]], operation: Operation[T]) -> Operation[T]:
+        """Run an enqueue, and count its jobs from now on; those of one that fails no longer."""
+        for queue, jobs in queues:
+            queue.under_way += jobs
+        try:
+            result = yield from operation
+        finally:
+            for queue, jobs in queues:
+                queue.under_way -= jobs
+        for queue, jobs in queues:
+            queue.enqueued += jobs
+        return result
+
+    def _known(self, name: str) -> _Queue:
+        queue = self._queues.get(name)
+        if queue is None:
+            if len(self._queues) >= _MOST_QUEUES:
+                self._queues.clear()
+            queue = self._queues[name] = _Queue()
+        return queue
+
+    def _count(self, name: str, limit: int) -> Operation[None]:
+        queue = self._known(name)
+        started, before = time.monotonic(), queue.enqueued
+        rows = yield Call(in_schema(_COUNT, self._schema), (name, limit), replan=True)
         now = time.monotonic()
-        self._counts[queue] = rows[0][0]
-        self._next_count_at[queue] = now + max(_INTERVAL_S, (now - started) * _COST_FACTOR)
+        queue.count = rows[0][0]
+        queue.counted_from = before  # what came meanwhile may not have been counted
+        queue.may_count_at = now + (now - started) * _COST_FACTOR
+        queue.next_count_at = max(now + _INTERVAL_S, queue.may_count_at)
 
 
 def _waits(job: ResolvedOptions, now: datetime) -> bool:
