@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -238,9 +239,9 @@ async def test_a_thread_sees_it_and_leaves(dsn: str) -> None:
             pass
         job.raise_if_cancelled()
 
-    @jobs.handler("returns")
-    def returns(job: jobq.Job, args: dict[str, Any]) -> None:
-        job.cancelled.wait(30)
+    @jobs.handler("returns", store_result=True)
+    def returns(job: jobq.Job, args: dict[str, Any]) -> str:
+        return "stopped" if job.cancelled.wait(30) else "finished"
 
     async with working(dsn, jobs) as bench:
         first = await bench.client.enqueue(by_flag, {})
@@ -248,9 +249,33 @@ async def test_a_thread_sees_it_and_leaves(dsn: str) -> None:
         for job in (first, second):
             await starts(bench, job.id)
             await bench.client.cancel(job.id, reason="stop")
-        left, returned = await bench.ended(first.id), await bench.ended(second.id)
-    assert (left["state"], left["reason"]) == ("cancelled", "stop")
-    assert returned["state"] == "completed"  # it came to its end all the same, and that is what is recorded
+        rows = [await bench.ended(job.id) for job in (first, second)]
+    assert [(row["state"], row["reason"]) for row in rows] == [("cancelled", "stop")] * 2
+
+
+@pytest.mark.parametrize("looks", ["before", "never"])
+async def test_a_thread_that_did_not_see_it_and_comes_to_its_end_has_completed(dsn: str, looks: str) -> None:
+    jobs = jobq.Jobs()
+    go_on = threading.Event()
+
+    @jobs.handler("returns")
+    def returns(job: jobq.Job, args: dict[str, Any]) -> None:
+        if looks == "before":
+            assert not job.cancelled
+            assert not job.cancelled.wait(0)
+        go_on.wait(30)
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(returns, {})
+        await starts(bench, job.id)
+        parts = bench.worker._parts
+        assert parts is not None
+        [execution] = parts.executor.running
+        await bench.client.cancel(job.id, reason="stop")
+        await eventually_async(lambda: execution.stop_reason is not None, what="it is told")
+        go_on.set()
+        row = await bench.ended(job.id)
+    assert row["state"] == "completed"
 
 
 async def test_what_fails_after_a_cancel_is_not_retried_and_its_failure_is_kept(dsn: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 import time
@@ -19,6 +20,9 @@ from tests.support.inprocess import working
 from tests.support.polling import eventually_async
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from jobq._types import StopFlag
     from tests.conftest import SpawnPython
 
 
@@ -100,6 +104,86 @@ async def test_s20_a_worker_that_is_stopped_in_the_middle_of_its_start_returns(d
             await asyncio.sleep(n * 0.004)
             await worker.stop()
             await asyncio.wait_for(run, 5)
+
+
+def _by_truth(flag: StopFlag) -> bool:
+    return bool(flag)
+
+
+def _by_is_set(flag: StopFlag) -> bool:
+    return flag.is_set()
+
+
+def _by_wait(flag: StopFlag) -> bool:
+    return flag.wait(0.01)
+
+
+@pytest.mark.parametrize("look", [_by_truth, _by_is_set, _by_wait])
+@pytest.mark.parametrize("around", [False, True], ids=["bare", "within middleware"])
+async def test_a_thread_that_returns_because_it_saw_the_stop_is_handed_back(
+    dsn: str, look: Callable[[StopFlag], bool], around: bool
+) -> None:
+    """An import that asks `if job.cancelled: return` between its rows; two thirds of it were lost."""
+    jobs = jobq.Jobs()
+    rows: list[int] = []
+
+    @jobs.handler("import", store_result=True)
+    def import_rows(job: jobq.Job, args: Number) -> int:
+        while not look(job.cancelled):
+            rows.append(len(rows))
+            time.sleep(0.001)
+        return len(rows)
+
+    if around:
+
+        @jobs.use
+        async def pass_on(job: jobq.Job, args: Any, call_next: Callable[[], Awaitable[Any]]) -> Any:
+            return await call_next()
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(import_rows, Number(1))
+        await eventually_async(lambda: rows)
+        report = await bench.stop(grace_s=0.1)
+        row = bench.job(job.id)
+    assert (row["state"], row["failures"], row["crashes"]) == ("ready", 0, 0)
+    assert (report.completed, report.handed_back, report.left_running) == (0, 1, ())
+    assert bench.errors(job.id) == []
+
+
+async def test_a_coroutine_that_swallows_its_cancellation_and_saw_the_stop_is_handed_back(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    started = asyncio.Event()
+
+    @jobs.handler("k")
+    async def k(job: jobq.Job, args: Number) -> None:
+        started.set()
+        while not job.cancelled:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(k, Number(1))
+        await started.wait()
+        report = await bench.stop(grace_s=0.0)
+        assert bench.job(job.id)["state"] == "ready"
+    assert report.completed == 0
+
+
+async def test_a_thread_that_saw_the_stop_and_fails_has_failed(dsn: str) -> None:
+    jobs = jobq.Jobs()
+    started = threading.Event()
+
+    @jobs.handler("k")
+    def k(job: jobq.Job, args: Number) -> None:
+        started.set()
+        if job.cancelled.wait(30):
+            raise ValueError("half of it is written")
+
+    async with working(dsn, jobs) as bench:
+        job = await bench.client.enqueue(k, Number(1))
+        await asyncio.to_thread(started.wait, 10)
+        await bench.stop(grace_s=0.0)
+        assert (bench.job(job.id)["state"], bench.job(job.id)["failures"]) == ("scheduled", 1)
 
 
 async def test_s22_a_thread_that_goes_on_keeps_its_job_until_it_ends(

@@ -35,6 +35,8 @@ class JobState(enum.StrEnum):
 _FIRST_MOMENT_S: Final = datetime.min.replace(tzinfo=UTC).timestamp()
 _LAST_MOMENT_S: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1.0
 
+_MAKING_A_FLAG: Final = threading.Lock()
+
 _TERMINAL: Final = frozenset({JobState.COMPLETED, JobState.DISCARDED, JobState.CANCELLED})
 
 
@@ -126,10 +128,31 @@ class JobInfo:
 
 
 class StopFlag(threading.Event):
-    """An event that is also true or false: ``if job.cancelled:`` and ``job.cancelled.wait(5)`` both do."""
+    """An event that is also true or false: ``if job.cancelled:`` and ``job.cancelled.wait(5)`` both do.
+
+    Attributes:
+        seen: whether somebody who asked was told that it is set. Set by jobq alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
 
     def __bool__(self) -> bool:
         return self.is_set()
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._answer(is_set=super().is_set())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, for so many seconds at the most; return whether it is."""
+        return self._answer(is_set=super().wait(timeout))
+
+    def _answer(self, *, is_set: bool) -> bool:
+        if is_set:
+            self.seen = True
+        return is_set
 
 
 @final
@@ -228,16 +251,25 @@ class Job:
         """True when this attempt should stop: an operator's cancel, time limit, shutdown, lost lease.
 
         An asyncio handler is cancelled and need not look. A sync handler in a thread cannot be
-        stopped from outside, so a long one asks ``if job.cancelled:`` now and then, waits with
+        stopped from outside, so a long one asks ``if job.cancelled: return`` now and then, waits with
         ``job.cancelled.wait(seconds)`` instead of sleeping, or calls :meth:`raise_if_cancelled`. A
         handler in a process of its own does not see it: it is ended by a signal.
+
+        Who was told that it is true and returns has stopped, and not finished: what stopped it decides
+        what becomes of the job, as if it had called :meth:`raise_if_cancelled`. So a handler that has
+        done its work does not ask any more. One that never asked and returns has completed its job.
         """
         if self._cancelled is None:
-            self._cancelled = StopFlag()
+            with _MAKING_A_FLAG:  # a handler's thread and the worker may come at one moment
+                if self._cancelled is None:
+                    self._cancelled = StopFlag()
         return self._cancelled
 
     def raise_if_cancelled(self) -> None:
-        """Leave a sync handler when its attempt should stop: what then becomes of the job is not its concern.
+        """Leave a sync handler when its attempt should stop. What stopped it decides what becomes of the job.
+
+        At a shutdown, and when the worker's lease ends, the job is handed back without using a retry;
+        at an operator's cancel it is cancelled; past its time limit it has failed.
 
         Raises:
             asyncio.CancelledError: :attr:`cancelled` is true. Let it pass, as an async handler does.

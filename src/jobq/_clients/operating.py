@@ -81,8 +81,9 @@ class AsyncOperating(ClientBase[AsyncPool, OwnAsyncPool, AsyncCursor]):
 
         A running handler hears of it within a second: an async one is cancelled, one in a thread
         sees ``job.cancelled``, one in a process gets SIGTERM, and is killed with its children after
-        the worker's ``cancel_grace``. It becomes ``cancelled`` when the handler has ended; one that
-        returns all the same is ``completed``, one that fails is not retried.
+        the worker's ``cancel_grace``. It becomes ``cancelled`` when the handler has ended, also when
+        it returns because it saw ``job.cancelled``, or fails. One that comes to its own end without
+        having seen it is ``completed``.
 
         Args:
             job_id: its id.

@@ -223,6 +223,9 @@ class Executor:
             return on_timeout(job, handler.backoff, _traceback_of(error))
         if error is None and isinstance(result, Completion | Settlement) and handler.mode == "process":
             return result  # decided over there, where the exception was
+        if error is None and stop is not None and job.cancelled.seen:
+            # It left because it was told to: taken for an end, the rest of its work would be lost.
+            return hand_back(job.id, job.attempt)
         if error is None:
             if not handler.store_result:
                 return Completion(job.id, job.attempt)
