@@ -459,10 +459,23 @@ def test_it_is_shown_the_meta_that_the_job_will_have(client: jobq.Client) -> Non
     assert metas == [{**meta, "more": 1} for meta in shown]
 
 
-def test_it_is_checked_as_what_the_caller_gives(client: jobq.Client) -> None:
-    client.use(lambda job: job.replace(priority=99))
-    with pytest.raises(jobq.ConfigError, match="priority"):
-        client.enqueue("k", {})
+def test_an_option_that_it_sets_and_that_cannot_be_is_its_own_mistake(client: jobq.Client) -> None:
+    @client.use
+    def careless(job: jobq.NewJob) -> jobq.NewJob:
+        wrong: Any = {"a": {"priority": 99}, "b": {"metaa": 1}, "c": {"meta": {"x": float("nan")}}}
+        return job.replace(**wrong.get(job.kind, {}))
+
+    for kind, said in (("a", "priority=99"), ("b", "metaa: no such option"), ("c", r"meta\.x: nan")):
+        with pytest.raises(jobq.MiddlewareError, match=f"careless set {said}"):
+            client.enqueue(kind, {})
+        with pytest.raises(jobq.MiddlewareError, match=f"^item 1: .*careless set {said}"):
+            client.enqueue_many([jobq.NewJob("k", {}), jobq.NewJob(kind, {})])
+
+
+def test_the_callers_own_mistake_stays_the_callers(client: jobq.Client) -> None:
+    client.use(tag)
+    with pytest.raises(jobq.ConfigError, match="priority=99"):
+        client.enqueue("k", {}, priority=99)
 
 
 def test_one_that_raises_is_an_error_of_the_enqueue_that_names_it(client: jobq.Client) -> None:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from jobq._errors import Error, MiddlewareError, Signal
 from jobq._kinds.jobtype import NewJob
+from jobq._kinds.options import changes
 from jobq._kinds.signature import name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
     from jobq._types import Job
 
@@ -78,7 +79,8 @@ class EnqueueMiddleware(Protocol):
                 wherever they were set.
 
         Raises:
-            Exception: nothing is enqueued, and the caller gets a :class:`jobq.MiddlewareError` from it.
+            Exception: nothing is enqueued, and the caller gets a :class:`jobq.MiddlewareError` from it; so
+                does one that sets an option that cannot be. Errors of jobq's own pass as they are.
         """
         ...
 
@@ -171,7 +173,7 @@ def change(middleware: Sequence[EnqueueMiddleware], job: NewJob) -> NewJob:
     """Return a new job as its middleware wants it, the first one asked first.
 
     Raises:
-        MiddlewareError: one of them raised, or returned no new job.
+        MiddlewareError: one of them raised, returned no new job, or set an option that cannot be.
         Error: what one of them raised, if it is one of jobq's.
     """
     for one in middleware:
@@ -188,8 +190,19 @@ def change(middleware: Sequence[EnqueueMiddleware], job: NewJob) -> NewJob:
                 f"the enqueue middleware {describe(one)} returned an object of "
                 f"{type(changed).__qualname__}, not a NewJob"
             )
+        _check_changes(one, job.options, changed.options)
         job = changed
     return job
+
+
+def _check_changes(
+    middleware: EnqueueMiddleware, before: Mapping[str, object], after: Mapping[str, object]
+) -> None:
+    """Check the options that a middleware set, here, where it is known which one it was."""
+    try:
+        changes({name: value for name, value in after.items() if before.get(name, before) is not value})
+    except Error as error:
+        raise MiddlewareError(f"the enqueue middleware {describe(middleware)} set {error}") from error
 
 
 def describe(middleware: object) -> str:

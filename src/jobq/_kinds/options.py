@@ -7,6 +7,7 @@ merged. ``None`` means none: no time limit, no unique key, no delay, no time to 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ MAX_TAGS: Final = 20
 MAX_TAG_BYTES: Final = 100
 MAX_ATTEMPTS: Final = 32_767
 PRIORITIES: Final = range(-9, 10)
+_OF_UNIQUE: Final = frozenset(field.name for field in dataclasses.fields(Unique))
 # A day away from the ends of Python's calendar, so that a time zone of whoever reads cannot lead out of it.
 _EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
 _LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
@@ -118,11 +120,17 @@ def changes(options: Mapping[str, object]) -> dict[str, Any]:
     for name, value in options.items():
         read = _READERS.get(name)
         if read is None:
-            raise ConfigError(f"{name}: no such option; there are {', '.join(_READERS)}")
+            raise _unknown(name)
         fields.update(read(value))
     if options.get("run_at") is not None and options.get("delay") is not None:
         raise ConfigError("run_at and delay: give one of them")
     return fields
+
+
+def _unknown(name: str) -> ConfigError:
+    if name in _OF_UNIQUE:
+        return ConfigError(f"{name}: no option of a job, but of its key: unique=jobq.Unique({name}=…)")
+    return ConfigError(f"{name}: no such option; there are {', '.join(_READERS)}")
 
 
 def _check_expiry(expires_at: datetime, resolved: ResolvedOptions) -> None:
