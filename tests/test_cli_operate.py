@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +153,62 @@ def test_show_tells_the_whole_story_of_a_job(dsn: str, db: psycopg.Connection, c
     assert run(dsn, "show", "4711", code=1).output == "jobqctl: there is no job 4711\n"
 
 
+def fail(db: psycopg.Connection, job_id: int, attempt: int, traceback: str) -> None:
+    db.execute(
+        "insert into jobq.attempt_error"
+        " (job_id, attempt, outcome, type, message, traceback, worker, started_at)"
+        " values (%s, %s, 'failed', 'ValueError', 'no ink', %s, 'host:7 #9', now())",
+        [job_id, attempt, traceback],
+    )
+
+
+def test_show_leaves_no_attempt_out_and_tells_an_equal_traceback_once(
+    dsn: str, db: psycopg.Connection, client: jobq.Client
+) -> None:
+    job_id = client.enqueue("report", {}).id
+    db.execute("delete from jobq.ready")
+    db.execute(
+        "insert into jobq.worker (id, name, host, pid, version, queues, kinds, lease_until)"
+        " values (8, 'host:7', 'host', 7, '0.1', '{a}', '{k}', clock_timestamp() + interval '1 minute')"
+    )
+    for attempt, traceback in ((2, "Traceback A"), (3, "Traceback A"), (6, "Traceback B")):
+        fail(db, job_id, attempt, traceback)
+    db.execute(
+        "insert into jobq.running (job_id, queue, priority, attempt, failures, crashes, worker_id)"
+        " values (%s, 'default', 0, 7, 3, 1, 8)",
+        [job_id],
+    )
+    shown = run(dsn, "show", str(job_id)).output
+    lines = [line.split("Z  ")[-1].strip() for line in shown.partition("timeline\n")[2].splitlines()]
+    assert [line for line in lines if line.startswith("attempt") and not line.endswith("ValueError")] == [
+        "attempt 1 left no error: snoozed, put back or handed back",
+        "attempt 2 started on host:7 #9",
+        "attempt 2 failed: ValueError: no ink",
+        "attempt 3 started on host:7 #9",
+        "attempt 3 failed: ValueError: no ink",
+        "attempts 4 to 5 left no error: snoozed, put back or handed back",
+        "attempt 6 started on host:7 #9",
+        "attempt 6 failed: ValueError: no ink",
+        "attempt 7 started on host:7 (id 8)",
+    ]
+    assert shown.count("Traceback A") == 1
+    assert shown.count("Traceback B") == 1
+    assert "(the same traceback as attempt 2)" in shown
+    assert "1 worker died with it" in shown
+
+
+def test_show_tells_of_a_snoozed_first_attempt_and_no_reason_twice(
+    dsn: str, db: psycopg.Connection, client: jobq.Client
+) -> None:
+    job_id = client.enqueue("report", {}, delay=timedelta(hours=1)).id
+    assert "scheduled (scheduled)" not in run(dsn, "show", str(job_id)).output
+    db.execute("update jobq.scheduled set reason = 'snooze', attempt = 1")
+    shown = run(dsn, "show", str(job_id)).output
+    assert "scheduled (snooze)" in shown
+    first, last = shown.index("attempt 1 left no error"), shown.index("will be ready")
+    assert first < last
+
+
 def test_documents_beyond_pythons_types_are_shown_all_the_same(dsn: str, db: psycopg.Connection) -> None:
     deep = "[" * 5000 + "]" * 5000
     for args in ("1e400", "9" * 5000, deep):
@@ -272,8 +329,8 @@ def test_retention_is_shown_and_set(dsn: str) -> None:
     (mail,) = [row for row in read(dsn, "retention") if row["queue"] == "mail"]
     assert (mail["completed"], mail["discarded"]) == (7200.0, "keep")
     others, own = run(dsn, "retention").stdout.splitlines()[1:]
-    assert others.split() == "(all others) 1 d 7 d 7 d".split()
-    assert own.split() == "mail 2 h keep 7 d, as for all".split()
+    assert others.split() == ["(all", "others)", "1", "d", "7", "d", "7", "d"]
+    assert own.split() == ["mail", "2", "h", "keep", "7", "d,", "as", "for", "all"]
 
 
 def test_retention_takes_no_number_without_its_unit(dsn: str, client: jobq.Client) -> None:

@@ -1,4 +1,4 @@
-"""Lengths of time and sizes, as people say them."""
+"""Lengths of time, sizes and numbers of things, as people say them."""
 
 from __future__ import annotations
 
@@ -30,3 +30,8 @@ def octets(number: float) -> str:
             return f"{number:.0f} {unit}"
         number /= 1000
     return f"{number:,.1f} TB"
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number of things: ``1 job``, ``2,000 jobs``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -49,7 +49,7 @@ def list_(client: Client, *, limit: int, after: str | None, as_json: bool, **giv
 def _row(job: JobInfo, now: datetime) -> tuple[Cell, ...]:
     arguments = shorten(document(job.args), _ARGUMENTS)
     attempt = f"{job.attempt} ({job.failures}/{job.max_attempts})"
-    reason = shorten(job.reason or "", _REASON)
+    reason = shorten(job.reason or "", _REASON) if job.reason != job.state.value else ""
     return str(job.id), job.state.value, job.kind, job.queue, attempt, _when(job, now), reason, arguments
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 from rich.text import Text
 
-from jobq._units import duration
+from jobq._units import counted, duration
 from jobq.cli.database import with_client
 from jobq.cli.output import JSON_OPTION, cell, console, document, print_json, safe
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from jobq._types import AttemptError, JobInfo
 
 _NAME_WIDTH: Final = 14
+_WORKERS_KNOWN: Final = timedelta(days=7)
 
 
 @click.command()
@@ -36,26 +38,35 @@ def show(client: Client, job_id: int, *, traceback: bool, as_json: bool) -> None
         return
     out = console()
     out.print(Text(f"job {info.id}  {safe(info.kind)}", style="bold"))
-    for name, value in _facts(info):
+    worker = _worker(client, info)
+    for name, value in _facts(info, worker):
         out.print(Text(f"  {name:<{_NAME_WIDTH}} {value}"), soft_wrap=True)
     _print_block(out, "arguments", document(info.args, indent=2))
     if info.result is not None:
         _print_block(out, "result", document(info.result, indent=2))
     out.print("timeline")
-    for moment, what in _timeline(info, errors):
-        out.print(Text(f"  {cell(moment)}  {what}"), soft_wrap=True)
-    for error in errors:
-        _print_error(out, error, with_traceback=traceback)
+    for event in _timeline(info, errors, worker):
+        out.print(Text(f"  {cell(event.at) if event.is_dated else '':<20}  {event.what}"), soft_wrap=True)
+    _print_errors(out, errors, with_traceback=traceback)
 
 
-def _facts(info: JobInfo) -> Iterator[tuple[str, str]]:
-    reason = f" ({safe(info.reason)})" if info.reason else ""
+def _worker(client: Client, info: JobInfo) -> str:
+    """Return who runs it, or ran it last: the name where it is still known, and the id."""
+    if info.worker_id is None:
+        return ""
+    known = client.workers(ended_within=_WORKERS_KNOWN)
+    names = [worker.name for worker in known if worker.id == info.worker_id]
+    return f"{safe(names[0])} (id {info.worker_id})" if names else f"worker {info.worker_id}"
+
+
+def _facts(info: JobInfo, worker: str) -> Iterator[tuple[str, str]]:
+    reason = f" ({safe(info.reason)})" if info.reason and info.reason != info.state.value else ""
     yield "state", f"{info.state.value}{reason}"
     yield "queue", f"{safe(info.queue)}, priority {info.priority}"
     limit = "no time limit" if info.timeout_s is None else f"{duration(info.timeout_s)} each"
     yield "attempts", f"{info.attempt} started, {info.failures} of {info.max_attempts} failed, {limit}"
     if info.crashes:
-        yield "crashes", f"{info.crashes} workers died with it"
+        yield "crashes", f"{counted(info.crashes, 'worker')} died with it"
     if info.unique_key:
         yield "unique key", safe(info.unique_key)
     if info.tags:
@@ -64,35 +75,75 @@ def _facts(info: JobInfo) -> Iterator[tuple[str, str]]:
         yield "meta", safe(document(info.meta))
     if info.expires_at:
         yield "expires", cell(info.expires_at)
-    if info.worker_id:
-        yield "worker", str(info.worker_id)
+    if worker:
+        yield "worker", worker
 
 
-def _timeline(info: JobInfo, errors: Sequence[AttemptError]) -> list[tuple[datetime, str]]:
-    events = [(info.created_at, "enqueued")]
+class _Event(NamedTuple):
+    """One line of a timeline; ``is_dated``: whether ``at`` is when it was, and not only its place."""
+
+    at: datetime
+    what: str
+    is_dated: bool = True
+
+
+def _timeline(info: JobInfo, errors: Sequence[AttemptError], worker: str) -> list[_Event]:
+    events = [_Event(info.created_at, "enqueued")]
     if errors and errors[-1].omitted:
-        events.append((errors[0].ended_at, f"{errors[-1].omitted:,} older errors are not kept"))
+        what = f"{counted(errors[-1].omitted, 'older error')} not kept"
+        events.append(_Event(_began(errors[0]), what, is_dated=False))
+    events += _silent(info, errors)
     for error in errors:
         if error.started_at is not None:
-            events.append((error.started_at, f"attempt {error.attempt} started on {safe(error.worker)}"))
+            events.append(
+                _Event(error.started_at, f"attempt {error.attempt} started on {safe(error.worker)}")
+            )
         what = f"attempt {error.attempt} {error.outcome}: {safe(error.type)}: {safe(error.message[:100])}"
-        events.append((error.ended_at, what))
+        events.append(_Event(error.ended_at, what))
     if info.run_at is not None:
-        events.append((info.run_at, "ready" if info.state.value == "ready" else "will be ready"))
+        events.append(_Event(info.run_at, "ready" if info.state.value == "ready" else "will be ready"))
     if info.claimed_at is not None and not any(error.attempt == info.attempt for error in errors):
-        events.append((info.claimed_at, f"attempt {info.attempt} claimed"))
+        events.append(_Event(info.claimed_at, f"attempt {info.attempt} started on {worker}"))
     if info.finished_at is not None:
-        events.append((info.finished_at, info.state.value))
-    return sorted(events, key=lambda event: event[0])
+        events.append(_Event(info.finished_at, info.state.value))
+    return sorted(events, key=lambda event: event.at)
 
 
-def _print_error(out: Console, error: AttemptError, *, with_traceback: bool) -> None:
-    out.print(
-        Text(f"attempt {error.attempt}: {error.outcome}: {safe(error.type)}", style="bold"), soft_wrap=True
-    )
-    out.print(Text(_indented(safe(error.message, keep_lines=True))), soft_wrap=True)
-    if with_traceback and error.traceback:
-        out.print(Text(_indented(safe(error.traceback, keep_lines=True))), soft_wrap=True)
+def _silent(info: JobInfo, errors: Sequence[AttemptError]) -> Iterator[_Event]:
+    """Yield a line for the attempts of which nothing is known but their number, before what came next."""
+    known = {error.attempt: _began(error) for error in errors}
+    if info.claimed_at is not None:
+        known.setdefault(info.attempt, info.claimed_at)
+    known.setdefault(info.attempt + 1, info.run_at or info.finished_at or info.created_at)
+    before = 0
+    for attempt, at in sorted(known.items()):
+        first, last, before = before + 1, attempt - 1, attempt
+        if first > last:
+            continue
+        which = f"attempt {first}" if first == last else f"attempts {first} to {last}"
+        lost = errors and errors[-1].omitted and first == 1
+        why = "none that is kept" if lost else "snoozed, put back or handed back"
+        yield _Event(at, f"{which} left no error: {why}", is_dated=False)
+
+
+def _began(error: AttemptError) -> datetime:
+    return error.started_at or error.ended_at
+
+
+def _print_errors(out: Console, errors: Sequence[AttemptError], *, with_traceback: bool) -> None:
+    """Print errors; of equal tracebacks the first."""
+    shown: dict[str, int] = {}
+    for error in errors:
+        title = f"attempt {error.attempt}: {error.outcome}: {safe(error.type)}"
+        out.print(Text(title, style="bold"), soft_wrap=True)
+        out.print(Text(_indented(safe(error.message, keep_lines=True))), soft_wrap=True)
+        if not with_traceback or not error.traceback:
+            continue
+        first = shown.setdefault(error.traceback, error.attempt)
+        if first == error.attempt:
+            out.print(Text(_indented(safe(error.traceback, keep_lines=True))), soft_wrap=True)
+        else:
+            out.print(f"  (the same traceback as attempt {first})")
 
 
 def _print_block(out: Console, title: str, text: str) -> None:
