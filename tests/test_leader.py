@@ -419,6 +419,32 @@ async def test_s59_a_duty_that_fails_is_tried_again_and_the_others_go_on(
     assert "succeeds again after 1 failures" in lines[1].getMessage()
 
 
+async def test_a_duty_that_cannot_reach_the_database_leaves_it_to_others_to_say_so(
+    store: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("jobq._worker.leader._FIRST_RETRY_S", 0.01)
+    caplog.set_level(logging.DEBUG, "jobq")
+    store.worker(1)
+    away = jobq.DatabaseUnavailable("no route")
+    bad, good = FakeDuty("bad", range(1, 4), away), FakeDuty("good")
+    async with leading(store.dsn, FakeLease(1), bad, good, lease_s=600.0):  # no renewal meanwhile
+        await eventually_async(lambda: len(bad.passes) >= 4)
+    levels = [line.levelname for line in caplog.records if "duty 'bad'" in line.getMessage()]
+    assert levels == ["DEBUG"] * 3
+
+
+async def test_a_duty_that_alone_gets_no_answer_is_told_of(
+    store: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("jobq._worker.leader._FIRST_RETRY_S", 0.2)
+    store.worker(1)
+    bad = FakeDuty("bad", range(1, 1000), jobq.DatabaseUnavailable("its statement takes too long"))
+    async with leading(store.dsn, FakeLease(1), bad, lease_s=1.0):
+        await eventually_async(lambda: "duty 'bad' failed" in caplog.text, what="it is told of")
+    [first, *_] = [line for line in caplog.records if "duty 'bad' failed" in line.getMessage()]
+    assert first.levelname == "ERROR"
+
+
 async def test_a_fault_of_ours_in_a_duty_is_logged_with_its_traceback(
     store: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,6 +16,7 @@ from jobq.cli.logs import make_handler
 from jobq.testing import make_job
 from tests.support.inprocess import working
 from tests.support.observed import MODES, fresh_jobs
+from tests.support.polling import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +52,33 @@ def keeper() -> Iterator[Keeper]:
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
     return {name: getattr(record, name, None) for name in FIELDS}
+
+
+async def test_the_lines_of_an_on_discard_carry_the_discarded_job(dsn: str, keeper: Keeper) -> None:
+    jobs = jobq.Jobs()
+    own = logging.getLogger("shop.discards")
+
+    @jobs.on_discard
+    def sync(job: jobq.Job, error: jobq.AttemptError) -> None:
+        own.warning("sync")
+
+    @jobs.on_discard
+    async def not_sync(job: jobq.Job, error: jobq.AttemptError) -> None:
+        own.warning("async")
+
+    @jobs.handler("k")
+    async def k(job: jobq.Job, args: dict[str, Any]) -> None:
+        raise jobq.Permanent("no")
+
+    async with working(dsn, jobs) as bench:
+        ids = [(await bench.client.enqueue(k, {})).id for _ in range(2)]
+        await eventually_async(lambda: len(keeper.of("shop.discards")) == 4)
+    lines = keeper.of("shop.discards")
+    assert sorted((fields(line)["job_id"], line.getMessage()) for line in lines) == sorted(
+        (job_id, name) for job_id in ids for name in ("sync", "async")
+    )
+    assert {(fields(line)["kind"], fields(line)["attempt"]) for line in lines} == {("k", 1)}
+    assert jobq.current_job() is None
 
 
 @pytest.mark.parametrize("with_middleware", [False, True], ids=["bare", "with middleware"])

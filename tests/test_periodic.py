@@ -346,6 +346,33 @@ def test_overlap_skip_leaves_a_tick_out_while_the_previous_job_is_unfinished(
     assert fleet.fired("free") == [MINUTE, 2 * MINUTE, 3 * MINUTE]
 
 
+def test_a_schedule_that_makes_no_job_says_so_once_until_that_changes(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        lines = [line.getMessage() for line in caplog.records if line.levelno >= logging.INFO]
+        caplog.clear()
+        return [line for line in lines if "makes no job" in line]
+
+    caplog.set_level(logging.DEBUG, "jobq")
+    fleet.add(overlap="skip")
+    fleet.step()
+    fleet.step(MINUTE)
+    first = fleet.info().last_job_id
+    for _ in range(3):
+        fleet.step(MINUTE)
+    [line] = told()
+    assert line.endswith(f"the previous job {first} is unfinished")
+    fleet.finish(first)
+    fleet.step(MINUTE)
+    assert told() == []
+    second = fleet.info().last_job_id
+    for _ in range(2):
+        fleet.step(MINUTE)
+    [line] = told()
+    assert line.endswith(f"the previous job {second} is unfinished")
+
+
 def test_s61_a_unique_job_whose_previous_one_still_waits_is_skipped_and_told(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:

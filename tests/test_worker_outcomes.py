@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from dataclasses import dataclass
@@ -320,6 +321,22 @@ async def test_s68_arguments_that_do_not_decode_fail_their_own_job_alone(dsn: st
         (error,) = bench.errors(bad.id)
     assert (row["state"], error["outcome"], ran) == ("discarded", "undecodable", [2])
     assert "`n`" in error["message"]
+
+
+async def test_a_kind_without_a_handler_is_warned_of_once(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "jobq")
+    async with working(dsn, jobq.Jobs()) as bench:
+        for kind in ("a", "a", "b", "a"):
+            job = await bench.client.enqueue(kind, {})
+            await bench.waits(job.id, "unknown kind")
+    lines = [line for line in caplog.records if "has no handler" in line.getMessage()]
+    assert [(line.levelname, line.__dict__["kind"]) for line in lines] == [
+        ("WARNING", "a"),
+        ("DEBUG", "a"),
+        ("WARNING", "b"),
+        ("DEBUG", "a"),
+    ]
+    assert "jobqctl cancel --kind" in lines[0].getMessage()
 
 
 async def test_s69_an_unknown_kind_is_parked_and_uses_no_attempt(dsn: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import threading
 import time
@@ -184,6 +185,23 @@ async def test_a_thread_that_saw_the_stop_and_fails_has_failed(dsn: str) -> None
         await asyncio.to_thread(started.wait, 10)
         await bench.stop(grace_s=0.0)
         assert (bench.job(job.id)["state"], bench.job(job.id)["failures"]) == ("scheduled", 1)
+
+
+def test_the_end_of_a_worker_is_told_in_words() -> None:
+    assert str(jobq.WorkerReport(1200, 3, (), 0, clogged=False)) == "1,200 jobs completed, 3 handed back"
+    bad = str(jobq.WorkerReport(0, 0, tuple(range(25)), 4, clogged=True))
+    assert "would not stop: jobs 0, 1, " in bad
+    assert "19 and 5 more; 4 outcomes not recorded" in bad
+    assert bad.endswith("stuck handlers held its slots")
+
+
+async def test_the_log_tells_how_a_worker_ended(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "jobq")
+    async with working(dsn, jobq.Jobs()) as bench:
+        await eventually_async(lambda: bench.worker.health().ready, what="it has started")
+        await bench.stop()
+    [line] = [line.getMessage() for line in caplog.records if "has stopped" in line.getMessage()]
+    assert line.endswith("has stopped: 0 jobs completed, 0 handed back")
 
 
 async def test_s22_a_thread_that_goes_on_keeps_its_job_until_it_ends(

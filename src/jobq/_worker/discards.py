@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from jobq._errors import Error
-from jobq._logging import fields_of
+from jobq._logging import fields_of, set_current_job
 from jobq._statements.duties import discarded
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class DiscardNotices:
 
 
 async def _call(callback: OnDiscard, job: Job, error: AttemptError) -> None:
+    set_current_job(job)  # in this call's own context
     try:
         answer = callback(job, error)
         if inspect.isawaitable(answer):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from jobq._errors import DatabaseUnavailable, Error
 from jobq._statements.claim import claim, refresh
-from jobq._worker.decide import hand_back, refuse
+from jobq._worker.decide import UNKNOWN_KIND_DELAY_S, hand_back, refuse
 from jobq._worker.execution import Execution
 from jobq._worker.observers import Observers
 
@@ -38,6 +38,7 @@ _RESCAN_S: Final = 60.0  # the marks' backstop: every lane from its beginning, a
 _RESCAN_COST_FACTOR: Final = 50.0  # …and never for more than 2 % of the time
 _NO_IDENTITY_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
+_MOST_UNKNOWN_KINDS: Final = 1_000  # that are remembered, and so told of
 
 
 class Fetcher:
@@ -64,6 +65,7 @@ class Fetcher:
         self._completer = completer
         self._listener = listener
         self._counters = counters
+        self._unknown_kinds: set[str] = set()
         self.observers = Observers(())
         self.is_stopping = False
         self._wake = asyncio.Event()
@@ -209,7 +211,7 @@ class Fetcher:
             refused = refuse(row, is_known=handler is not None, is_paused=row.kind in paused)
             if handler is None or refused is not None:
                 if row.kind is not None and handler is None:
-                    logger.info("job %d has a kind that this worker does not know: %r", row.job_id, row.kind)
+                    self._note_unknown(row, row.kind, identity)
                 self._completer.add(identity.id, refused or hand_back(row.job_id, row.attempt))
                 continue
             execution = Execution(row, identity, line, handler, now)
@@ -222,6 +224,28 @@ class Fetcher:
             await self._take_suspects(line, suspects)
         if line.is_paused:  # while the claim was under way
             self._executor.give_back_held(line)
+
+    def _note_unknown(self, row: Claimed, kind: str, identity: Identity) -> None:
+        """Say once that a kind has no handler here: its jobs come back again and again."""
+        is_news = kind not in self._unknown_kinds and len(self._unknown_kinds) < _MOST_UNKNOWN_KINDS
+        if is_news:
+            self._unknown_kinds.add(kind)
+        logger.log(
+            logging.WARNING if is_news else logging.DEBUG,
+            "kind %r has no handler in this worker: job %d and others of it wait, and are tried again every "
+            "%.0f s. Start a worker that has one, name the kind in the aliases of another handler, or have "
+            "the jobs cancelled: `jobqctl cancel --kind`",
+            kind,
+            row.job_id,
+            UNKNOWN_KIND_DELAY_S,
+            extra={
+                "job_id": row.job_id,
+                "kind": kind,
+                "queue": row.queue,
+                "attempt": row.attempt,
+                "worker": identity.id,
+            },
+        )
 
     async def _take_suspects(self, line: Line, suspects: Sequence[Execution]) -> None:
         """Let suspects in, but none before the others are safely out of this process."""

@@ -95,6 +95,7 @@ class Leader:
         self._worker = worker
         self._duties = duties
         self._valid_until = 0.0
+        self._renewed_at = 0.0
         self._doing: list[asyncio.Task[None]] = []
         self._deposed = asyncio.Event()
         self._refused = False
@@ -173,6 +174,7 @@ class Leader:
             await self._step_down("somebody else was elected, or its lease had ended")
             return _LOOK_S
         self._valid_until = sent + self._lease_s
+        self._renewed_at = time.monotonic()
         return self._heartbeat_s * _RNG.uniform(0.8, 1.0)
 
     async def _step_down(self, why: str) -> None:
@@ -201,7 +203,7 @@ class Leader:
 
     async def _do(self, duty: Duty, term: Term) -> None:
         """Do one duty until cancelled, whatever happens in it."""
-        failures = 0
+        failures, failed_at, was_told = 0, 0.0, False
         while True:
             try:
                 pause_s = await duty.run_once(term)
@@ -210,12 +212,18 @@ class Leader:
                 return
             except Exception as error:  # noqa: BLE001 - logged below; one bad duty must not end the worker
                 failures += 1
+                failed_at = failed_at if failures > 1 else time.monotonic()
                 pause_s = _retry_s(failures)
-                _log_failure(duty.name, failures, pause_s, error)
+                # That the database is away is said by others. But where it answers the renewals, and this
+                # duty again not, it is the duty: what it asks takes too long.
+                is_outage = isinstance(error, DatabaseUnavailable) and self._renewed_at <= failed_at
+                was_told = was_told or not is_outage
+                level = logging.DEBUG if is_outage else logging.ERROR
+                _log_failure(level, duty.name, failures, pause_s, error)
             else:
-                if failures:
+                if was_told:
                     logger.warning("duty %r succeeds again after %d failures", duty.name, failures)
-                failures = 0
+                failures, was_told = 0, False
             await asyncio.sleep(duty.interval_s * _RNG.uniform(0.9, 1.1) if pause_s is None else pause_s)
 
 
@@ -225,9 +233,10 @@ def _retry_s(failures: int) -> float:
     return base * _RNG.uniform(0.5, 1.0)
 
 
-def _log_failure(name: str, failures: int, pause_s: float, error: Exception) -> None:
+def _log_failure(level: int, name: str, failures: int, pause_s: float, error: Exception) -> None:
     # What the server said is enough of its errors; a fault of ours is told with its traceback.
-    logger.error(
+    logger.log(
+        level,
         "duty %r failed (%d in a row) and is tried again in %.1f s; the other duties go on. "
         "If it does not succeed soon, `jobqctl doctor` may tell why: %s",
         name,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+_MOST_SHOWN: Final = 20  # ids in a line for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,19 @@ class WorkerReport:
     left_running: tuple[int, ...]
     unrecorded: int
     clogged: bool
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        parts = [f"{self.completed:,} jobs completed, {self.handed_back:,} handed back"]
+        if self.left_running:
+            shown = ", ".join(map(str, self.left_running[:_MOST_SHOWN]))
+            more = len(self.left_running) - _MOST_SHOWN
+            parts.append(f"handlers would not stop: jobs {shown}" + (f" and {more} more" if more > 0 else ""))
+        if self.unrecorded:
+            parts.append(f"{self.unrecorded:,} outcomes not recorded, their jobs run again")
+        if self.clogged:
+            parts.append("it stopped by itself, since stuck handlers held its slots")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jobq._statements.leader import Term
-    from jobq._statements.periodic import Row
+    from jobq._statements.periodic import Fired, Row
     from jobq._worker.link import Link
 
 logger = logging.getLogger("jobq.scheduler")
@@ -39,6 +39,7 @@ _MAX_PROBLEM: Final = 1_000  # characters
 _CLOCK_STEP: Final = timedelta(seconds=1)  # the database's clock went back by more than a clock may drift
 _PRUNE_EVERY_S: Final = 600.0
 _PRUNE_BATCH: Final = 5_000
+_MOST_SKIPS: Final = 10_000  # schedules whose reason is remembered
 TICKS_KEPT_S: Final = 7 * 86_400.0
 
 
@@ -66,6 +67,7 @@ class Scheduler:
         self._unanswered: str | None = None  # the schedule that the database did not answer about
         self._seen: tuple[datetime, float] | None = None  # the database's time, and ours then
         self._prune_at = 0.0
+        self._skips: dict[str, str] = {}  # why schedules made no job at their last tick
 
     async def run_once(self, term: Term) -> float:
         """Deal with the ticks that have come; return the seconds until the next pass."""
@@ -135,17 +137,29 @@ class Scheduler:
             fired = await self._link.run(
                 fire(self._schema, term, row, tick, next_at, job, notify=self._notify)
             )
-            if fired.skipped is not None:
-                logger.info(
-                    "schedule %r makes no job at %s: %s",
-                    row.name,
-                    tick.isoformat(),
-                    fired.skipped,
-                    extra={"schedule": row.name},
-                )
+            self._note_skip(row.name, tick, fired)
             row = row._replace(next_at=next_at)
         assert row.next_at is not None
         return row.next_at
+
+    def _note_skip(self, name: str, tick: datetime, fired: Fired) -> None:
+        """Say that a tick makes no job: once, until it makes one or there is another reason."""
+        if fired.skipped is None:
+            if not fired.overtaken:
+                self._skips.pop(name, None)
+            return
+        is_news = self._skips.get(name) != fired.skipped
+        if len(self._skips) >= _MOST_SKIPS:
+            self._skips.clear()
+        self._skips[name] = fired.skipped
+        logger.log(
+            logging.WARNING if is_news else logging.DEBUG,
+            "schedule %r makes no job at %s, and is silent about it as long as it has the same reason: %s",
+            name,
+            tick.isoformat(),
+            fired.skipped,
+            extra={"schedule": name},
+        )
 
     async def _pass_over(self, term: Term, row: Row, until: datetime) -> None:
         assert row.next_at is not None
