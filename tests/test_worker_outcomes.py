@@ -110,6 +110,7 @@ async def test_an_exception_means_retry_until_the_attempts_are_used_up(dsn: str)
     first = errors[0]
     assert first["type"] == "ValueError"
     assert "raise ValueError" in first["traceback"]
+    assert first["traceback"].count("  File ") == 1  # the handler's own; jobq's are no news
     assert first["worker"]
     assert first["started_at"] <= first["ended_at"]
 

@@ -6,6 +6,7 @@ and made storable here, so that whatever a handler raises, its record fits and h
 
 from __future__ import annotations
 
+import os
 import random
 import traceback
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,7 @@ from jobq._statements.pauses import PUT_BACK_S
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
+    from types import TracebackType
 
     from jobq._statements.claim import Claimed
     from jobq._types import Job
@@ -29,6 +31,8 @@ REASON_LIMIT: Final = 500
 UNKNOWN_KIND_DELAY_S: Final = 10.0
 _RNG: Final = random.Random()  # noqa: S311 - spreads load, guards nothing
 TIME_LIMIT_TYPE: Final = "jobq.TimeLimit"
+_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # noqa: PTH118, PTH120 - as frames name files
+_DEMO: Final = os.path.join(_PACKAGE, "demo", "")  # noqa: PTH118 - an application like any other
 
 
 def on_exception(job: Job, error: BaseException, backoff: Callable[[int], timedelta]) -> Settlement:
@@ -128,13 +132,27 @@ def describe(error: BaseException, outcome: str) -> Failure:
     except BaseException as broken:  # noqa: BLE001 - the user's __str__ may raise anything at all
         message = f"<its __str__ raised {type(broken).__name__}>"
     try:
-        # Ours is the outermost frame; what a reader wants begins below it.
-        lines = traceback.format_exception(kind, error, error.__traceback__)
+        lines = traceback.format_exception(kind, error, below_own_frames(error.__traceback__))
     except BaseException as broken:  # noqa: BLE001 - it calls __str__ of each exception in the chain
         lines = [f"<formatting the traceback raised {type(broken).__name__}>"]
     return Failure(
         outcome, storable(name, REASON_LIMIT), storable(message, MESSAGE_LIMIT), _middle_cut("".join(lines))
     )
+
+
+def below_own_frames(frames: TracebackType | None) -> TracebackType | None:
+    """Leave out the outermost frames, which are jobq's own: what a reader wants begins below them.
+
+    Where there are no others, they are what there is to read.
+    """
+    below = frames
+    while below is not None and _is_own(below.tb_frame.f_code.co_filename):
+        below = below.tb_next
+    return below or frames
+
+
+def _is_own(filename: str) -> bool:
+    return filename.startswith(_PACKAGE) and not filename.startswith(_DEMO)
 
 
 def storable(text: str, limit: int) -> str:

@@ -17,7 +17,15 @@ from jobq._errors import ArgumentsDecodeError, ArgumentsEncodeError
 from jobq._logging import fields_of, set_current_job
 from jobq._statements.outcomes import Settlement
 from jobq._worker.around import Ended, run_around
-from jobq._worker.decide import cancelled, hand_back, on_exception, on_timeout, put_back, undecidable
+from jobq._worker.decide import (
+    below_own_frames,
+    cancelled,
+    hand_back,
+    on_exception,
+    on_timeout,
+    put_back,
+    undecidable,
+)
 from jobq._worker.execution import Execution, StopReason
 from jobq._worker.outcome import Completion
 from jobq._worker.processes import ProcessKilled, ProcessRunner
@@ -423,4 +431,4 @@ def _log_failure(job: Job, outcome: Settlement) -> None:
 def _traceback_of(error: BaseException | None) -> str:
     if error is None:
         return ""
-    return "".join(traceback.format_tb(error.__traceback__))
+    return "".join(traceback.format_tb(below_own_frames(error.__traceback__)))
