@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_the_pause_before_a_restart_doubles_up_to_a_cap_and_is_jittered() -> Non
         (-99, None, "was killed by signal 99"),
         (EXIT_BLOCKED, None, "blocked its event loop"),
         (EXIT_LINGERING, EXIT_LINGERING, "handlers would not stop"),
-        (EXIT_CONFIG, EXIT_CONFIG, "could not load its application"),
+        (EXIT_CONFIG, EXIT_CONFIG, "was told to run what cannot work, as it says above"),
         (0, None, "in the middle of its work"),
         (0, 0, "ended with code 0"),
     ],
@@ -235,6 +236,18 @@ def test_a_stop_is_asked_for_by_word_so_that_nobody_is_signalled_twice(fake: Fak
     supervisor.terminate()
     assert supervisor.wait() == 0
     assert fake.heard() == "stop"
+
+
+def test_a_child_whose_handlers_would_not_stop_makes_no_failure_of_an_orderly_stop_but_is_warned_of(
+    fake: Fake, db: psycopg.Connection
+) -> None:
+    enqueue(db, 1)
+    supervisor = fake.start(f"claim 1, linger {EXIT_LINGERING}")
+    supervisor.wait_for_output("waiting")
+    supervisor.terminate()
+    assert supervisor.wait() == 0
+    assert states(db) == [("ready", 1, 0)]
+    assert re.search("WARNING worker process 1 .* since handlers would not stop", supervisor.output)
 
 
 def test_when_the_supervisor_is_killed_its_children_hear_of_it(fake: Fake) -> None:

@@ -224,6 +224,22 @@ def test_each_process_serves_on_a_port_of_its_own(spawn_python: SpawnPython, dsn
         fetch(port, "/livez")
 
 
+def test_a_port_that_is_taken_is_the_settings_fault_and_not_the_applications(
+    spawn_python: SpawnPython, dsn: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = spawn_python(
+            "-m", "jobq.cli", "worker", "tests.support.observed:jobs",
+            "--http", f"127.0.0.1:{taken.getsockname()[1]}",
+            env={"DATABASE_URL": dsn},
+        )  # fmt: skip
+        assert process.wait(30) == 2
+    why, end = [line for line in process.output.splitlines() if "CRITICAL" in line]
+    assert "Address already in use" in why
+    assert "was told to run what cannot work, as it says above: giving up" in end
+    assert "application" not in end
+
+
 @pytest.mark.parametrize(
     ("value", "processes", "message"),
     [("x", 1, "write [HOST:]PORT"), ("65536", 1, "write [HOST:]PORT"), ("65535", 2, "need as many ports")],

@@ -6,6 +6,7 @@ the n-th act, and later ones the last. An act's words:
     claim N     claim N jobs of the queue "default" as a worker that is registered and reported
     begin N     note that it has begun the first N of those that it claimed; 0: more than the table holds
     exit N      end with code N, without a word          end N      announce code N, and end with it
+    linger N    wait for "stop", then announce code N, and end with it
     spawn       start a process of its own, and print its number
     die         by SIGKILL                               ignore     ignore everything, for ever
     await       wait for "stop" or the supervisor's end, write which to FOLDER/heard, end in order
@@ -69,6 +70,11 @@ def act(word: str, number: int, settings: dict[str, Any]) -> None:  # noqa: C901
     elif word == "exit":
         os._exit(number)
     elif word == "end":
+        tell(ending=number)
+        os._exit(number)
+    elif word == "linger":
+        say("waiting")
+        FILE.readline()
         tell(ending=number)
         os._exit(number)
     elif word == "die":

@@ -80,7 +80,7 @@ def describe_end(code: int, ending: int | None) -> str:
     if code == EXIT_BLOCKED:
         return "ended itself, since a handler blocked its event loop for too long"
     if code == EXIT_CONFIG:
-        return "could not load its application"
+        return "was told to run what cannot work, as it says above"
     return f"ended with code {code}" + ("" if ending is not None else " in the middle of its work")
 
 
@@ -134,9 +134,10 @@ class Supervisor:
         """Run until a signal; return the exit code. In the main thread only, and once.
 
         Returns:
-            0: all has ended in order, or was handed back. 1: the database was away when jobs were to
-            be handed back; they come back when their leases end. 2: the application cannot be
-            loaded. 128 plus the signal's number: after a second signal.
+            0: it was stopped, and every job is recorded or handed back, those of handlers that would
+            not stop included: whoever stopped it need do nothing. 1: the database was away when jobs
+            were to be handed back; they come back when their leases end. 2: the application or its
+            settings cannot work. 128 plus the signal's number: after a second signal.
         """
         with self._catch_signals():
             try:
@@ -314,7 +315,9 @@ class Supervisor:
             died = child.ending is None and not child.was_killed
             self._aftercare.add(Estate(name, tuple(child.worker_ids), died, started))
         if self._is_stopping:
-            logger.info("%s %s", name, describe_end(code, child.ending))
+            # One that was killed here is told of by then; others end in order, or something is wrong.
+            level = logging.INFO if child.was_killed or child.ending == 0 else logging.WARNING
+            logger.log(level, "%s %s", name, describe_end(code, child.ending))
         elif code == EXIT_CONFIG and not self._has_worked:
             logger.critical("%s %s: giving up", name, describe_end(code, child.ending))
             self._exit_code = EXIT_USAGE

@@ -148,8 +148,9 @@ def worker(
     """Run the jobs of MODULE:ATTRIBUTE, a jobq.Jobs, until SIGTERM or Ctrl-C.
 
     Then handlers get the grace to end, and the whole stop takes at most 5 seconds more. A second signal
-    ends it at once. Processes that die are started again. Exit codes: 0 stopped in order; 1 failed;
-    2 the application or an option is wrong; 128 plus the signal's number after a second signal.
+    ends it at once. Processes that die are started again. Exit codes: 0 stopped, and every job recorded or
+    handed back, also where handlers would not stop; 1 failed; 2 the application, an option or a setting
+    cannot work; 128 plus the signal's number after a second signal.
     """
     split_application(application)
     settings = ProcessSettings(
