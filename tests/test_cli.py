@@ -132,7 +132,7 @@ def test_the_address_of_the_database_cannot_be_read(command: tuple[str, ...]) ->
 def test_there_is_no_schema(empty_dsn: str) -> None:
     result = run("worker", "app:jobs", dsn=empty_dsn)
     assert result.exit_code == 1
-    told(result, 'no jobq schema "jobq"', "run `jobqctl migrate`")
+    told(result, 'no jobq schema "jobq" in database', "run `jobqctl migrate`")
     for schema, option in (("other", "--schema other"), ("two words", "--schema 'two words'")):
         result = run("worker", "app:jobs", "--schema", schema, dsn=empty_dsn)
         told(result, f'no jobq schema "{schema}"', f"run `jobqctl migrate {option}`")
@@ -171,9 +171,11 @@ def test_the_schema_is_too_new(dsn: str, db: psycopg.Connection) -> None:
         (["app:jobs", "--dsn", "port=many"], "many"),
         (["app:jobs", "--grace", "nan"], "nan"),
         (["app:jobs", "--queue", "mail=many"], "NAME=SLOTS"),
-        (["app:jobs", "--queue", "mail=0"], "slots"),
+        (["app:jobs", "--queue", "mail=0"], "--queue['mail']: must be 1 to 10,000 slots"),
         (["app:jobs", "--processes", "0"], "--processes"),
-        (["app:jobs", "--lease", "3"], "a third of the lease"),
+        (["app:jobs", "--heartbeat", "20"], "--heartbeat: must be at most a third of the lease (30 s)"),
+        (["app:jobs", "--lease", "3"], "--heartbeat: must be at most a third of the lease (3.0 s)"),
+        (["app:jobs", "--lease", "0"], "--lease: must be longer than 0"),
         (["app:jobs", "--grace", "-1"], "grace"),
         (["app:jobs", "--schema", "pg_mine"], "pg_"),
     ],

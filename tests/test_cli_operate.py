@@ -258,7 +258,10 @@ def test_in_bulk_it_counts_asks_and_tells(dsn: str, client: jobq.Client) -> None
     assert read(dsn, "cancel", "--queue", "reports", "--dry-run")["jobs"] == 30
     done = run(dsn, "cancel", "--queue", "reports", "--yes", "--reason", "cleanup")
     assert done.stdout == "30 jobs cancelled\n"
-    assert read(dsn, "cancel", "--all", "--yes")["changed"] == 1
+    assert run(dsn, "cancel", "--kind", "other", "--dry-run").stdout == "1 job would be cancelled\n"
+    assert (
+        run(dsn, "cancel", "--kind", "other").stdout == "1 job cancelled\n"
+    )  # nobody has to be asked for one
     assert (
         run(dsn, "retry", "--state", "cancelled", "--kind", "report", "--yes").stdout
         == "30 jobs made ready again\n"
@@ -286,8 +289,9 @@ def test_a_bulk_retry_names_the_job_whose_key_is_held_and_does_the_others(
         (("reschedule", "1"), "when?"),
         (("reschedule", "1", "--delay", "1h", "--run-at", "2030-01-01T00:00:00Z"), "when?"),
         (("retry", "--state", "running", "--yes"), "applies to jobs that are discarded"),
-        (("list", "--after", "nowhere"), "after"),
-        (("pause",), "queue"),
+        (("list", "--after", "bla"), "--after bla: what the page before printed after `more: add --after`"),
+        (("pause",), "give --queue or --kind, one of them"),
+        (("resume", "--queue", "a", "--kind", "b"), "give --queue or --kind, one of them"),
         (("log", "--limit", "0"), "limit"),
     ],
 )
@@ -312,6 +316,41 @@ def test_pause_and_resume_by_queue_and_by_kind(dsn: str) -> None:
     assert "mail" in run(dsn, "pauses").stdout
     assert run(dsn, "resume", "--queue", "mail").output == "queue 'mail' goes on\n"
     assert run(dsn, "resume", "--queue", "mail").output == "queue 'mail' was not paused\n"
+
+
+def test_pause_says_when_it_stops_nothing_that_there_is(dsn: str, client: jobq.Client) -> None:
+    job_id = client.enqueue("report", {}, queue="mail").id
+    client.cancel(job_id)
+    for option, name in (("--queue", "mail"), ("--kind", "report")):
+        assert run(dsn, "pause", option, name).stderr == ""
+        what = option.removeprefix("--")
+        assert run(dsn, "pause", option, "nosuch").stderr == f"note: no such {what} now has jobs or workers\n"
+
+
+def test_workers_ids_are_texts_in_json_and_keep_every_digit(
+    dsn: str, db: psycopg.Connection, client: jobq.Client
+) -> None:
+    worker_id = 2**62 - 1
+    db.execute(
+        "insert into jobq.worker (id, name, host, pid, version, queues, kinds, lease_until)"
+        " values (%s, 'w', 'h', 1, '0.1', '{a}', '{k}', clock_timestamp() + interval '1 minute')",
+        [worker_id],
+    )
+    job_id = client.enqueue("k", {}).id
+    db.execute("delete from jobq.ready")
+    db.execute(
+        "insert into jobq.running (job_id, queue, priority, attempt, failures, crashes, worker_id)"
+        " values (%s, 'default', 0, 1, 0, 0, %s)",
+        [job_id, worker_id],
+    )
+    [worker] = read(dsn, "workers")
+    assert worker["id"] == str(worker_id)
+    assert read(dsn, "show", str(job_id))["job"]["worker_id"] == worker["id"]
+    [job] = read(dsn, "list", "--worker", worker["id"])["jobs"]
+    assert (job["id"], job["worker_id"]) == (job_id, worker["id"])
+    run(dsn, "cancel", "--worker", worker["id"], "--by", "me")
+    assert read(dsn, "log")[0]["target"]["filter"] == {"worker": worker["id"]}
+    assert f"worker={worker_id}" in run(dsn, "log").stdout
 
 
 def test_stats_show_what_waits_is_paused_and_has_no_worker(dsn: str, client: jobq.Client) -> None:
@@ -376,6 +415,12 @@ def test_the_log_says_who_did_what_and_why(dsn: str, client: jobq.Client) -> Non
     client.cancel(client.enqueue("k", {}).id, reason="because", by="me")
     assert all(word in run(dsn, "log").stdout for word in ("me", "cancel", "because"))
     assert read(dsn, "log")[0]["actor"] == "me"
+    run(dsn, "retention", "--queue", "mail", "--completed", "2h")
+    run(dsn, "cancel", "--kind", "a", "--kind", "b")
+    told = run(dsn, "log").stdout
+    assert "queue=mail, completed=7200.0 " in told
+    assert "kinds=a|b " in told
+    assert "null" not in told
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -124,8 +124,11 @@ def test_connections_that_workers_need_are_counted(
     db: psycopg.Connection, check: Callable[..., list[Finding]]
 ) -> None:
     only(check("connections"), Level.OK, "0 live workers")
+    add_workers(db, 1)
+    only(check("connections"), Level.OK, "1 live worker needs 5")
+    db.execute("delete from jobq.worker")
     add_workers(db, 1000)
-    only(check("connections"), Level.WARNING, "1000 live workers need 5000")
+    only(check("connections"), Level.WARNING, "1,000 live workers need 5,000")
 
 
 def test_a_transaction_pooler_is_noticed(pooled_dsn: str) -> None:
@@ -160,7 +163,7 @@ def test_rows_of_another_cluster_are_found(
     only(check("restored rows"), Level.OK)
     db.execute("select jobq.enqueue('k')")
     db.execute("update jobq.ready set xid = '999999999999'")
-    only(check("restored rows"), Level.WARNING, "1 ready jobs")
+    only(check("restored rows"), Level.WARNING, "1 ready job with")
 
 
 def test_every_index_is_expected_and_a_missing_one_is_named(
@@ -214,7 +217,7 @@ def test_stale_workers_deaf_listeners_and_a_missing_leader_are_found(
     add_workers(db, 1)
     only(check("workers"), Level.OK, "1 alive, of version test")
     only(check("listeners"), Level.NOTE, "w1")
-    only(check("leader"), Level.PROBLEM, "1 workers are alive")
+    only(check("leader"), Level.PROBLEM, "1 worker is alive")
     db.execute("update jobq.leader set worker = 'w1', lease_until = clock_timestamp() + interval '1 minute'")
     only(check("leader"), Level.OK, "w1")
     db.execute("update jobq.worker set lease_until = clock_timestamp() - interval '5 minutes'")

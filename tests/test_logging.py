@@ -186,7 +186,8 @@ def test_jobqctl_worker_logs_json(spawn_python: SpawnPython, dsn: str, mode: str
     assert line["level"] == "WARNING"
     assert (line["kind"], line["queue"], line["attempt"]) == (mode, "default", 1)
     assert isinstance(line["job_id"], int)
-    assert isinstance(line["worker"], int)
+    assert isinstance(line["worker"], str)
+    assert line["worker"].isdecimal()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+\+00:00", line["timestamp"])
 
 

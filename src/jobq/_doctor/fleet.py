@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from jobq._doctor.findings import Context, Finding, Level
 from jobq._operation import Call, in_schema
-from jobq._units import duration
+from jobq._units import counted, duration
 
 if TYPE_CHECKING:
     from jobq._operation import Operation
@@ -63,7 +63,7 @@ def listeners(context: Context) -> Operation[list[Finding]]:
         Finding(
             "listeners",
             Level.NOTE,
-            f"{len(rows)} workers have no connection that listens ({names}): they find jobs by polling",
+            f"{counted(len(rows), 'worker')} without a connection that listens ({names}), so they poll",
             "Behind a pooler, give them a direct listen_dsn; else look for the reason in their logs.",
         )
     ]
@@ -95,12 +95,13 @@ def leader(context: Context) -> Operation[list[Finding]]:
         return [Finding("leader", Level.OK, f"{name}")]
     if not alive:
         return [Finding("leader", Level.NOTE, "none, for no worker is alive")]
+    is_ = "is" if alive == 1 else "are"
     since = "yet" if over_s is None else f"for {duration(over_s)}"
     return [
         Finding(
             "leader",
             Level.PROBLEM if over_s is None or over_s > _NO_LEADER_S else Level.NOTE,
-            f"none {since}, though {alive} workers are alive: no schedules, no retention",
+            f"none {since}, though {counted(alive, 'worker')} {is_} alive: no schedules, no retention",
             "Look for the reason in the workers' logs (jobq.leader), and whether all were told not to lead.",
         )
     ]

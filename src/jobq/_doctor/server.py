@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from jobq._doctor.findings import Context, Finding, Level
 from jobq._operation import Call, in_schema
-from jobq._units import duration
+from jobq._units import counted, duration
 
 if TYPE_CHECKING:
     from jobq._operation import Operation
@@ -107,7 +107,8 @@ def connections(context: Context) -> Operation[list[Finding]]:
     most, reserved, used, workers = rows[0]
     free = most - reserved
     needed = workers * _CONNECTIONS_A_WORKER
-    said = f"{used} of {free} in use; {workers} live workers need {needed} beside their pools"
+    need = "needs" if workers == 1 else "need"
+    said = f"{used} of {free} in use; {counted(workers, 'live worker')} {need} {needed:,} beside their pools"
     if used > free * _FULL_SHARE or needed > free:
         return [
             Finding(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from jobq._doctor.findings import Context, Finding, Level
 from jobq._operation import Call, in_schema
-from jobq._units import octets
+from jobq._units import counted, octets
 
 if TYPE_CHECKING:
     from jobq._operation import Operation, Rows
@@ -124,7 +124,7 @@ def future_xids(context: Context) -> Operation[list[Finding]]:
         Finding(
             "restored rows",
             Level.WARNING,
-            f"{count:,} ready jobs carry transaction ids from the future, so they run after all newer ones",
+            f"{counted(count, 'ready job')} with transaction ids from the future: run after all newer ones",
             "They came by a dump and restore, or by logical replication. Restart one worker of their queue:"
             " it stamps them anew.",
         )

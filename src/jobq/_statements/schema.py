@@ -131,7 +131,7 @@ def check_schema(schema: str) -> Operation[None]:
         SchemaMissing, SchemaOutdated, SchemaTooNew: it cannot; the message says what to run.
     """
     status = yield from read_status(schema)
-    where = f'schema "{schema}" of database "{status.database}"'
+    where = f'schema "{schema}" in database "{status.database}"'
     run_this = migrate_advice(schema)
     if status.version == 0:
         raise SchemaMissing(f"there is no jobq {where}: {run_this}")
@@ -146,7 +146,7 @@ def refuse_too_new(schema: str, status: SchemaStatus) -> None:
     """Raise SchemaTooNew when the schema has moved past this code."""
     if status.compatible_from > code_version():
         raise SchemaTooNew(
-            f'schema "{schema}" of database "{status.database}" is at version {status.version}, which serves '
+            f'schema "{schema}" in database "{status.database}" is at version {status.version}, which serves '
             f"code from version {status.compatible_from} on; this jobq is at {code_version()}: upgrade jobq"
         )
 

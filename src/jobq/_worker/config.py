@@ -11,6 +11,7 @@ from jobq._errors import ConfigError
 from jobq._kinds.options import check_name
 from jobq._limits import MAX_WAIT
 from jobq._messages import shown
+from jobq._units import duration
 
 DEFAULT_SLOTS: Final = 20
 _RENEWALS_A_LEASE: Final = 3  # so that one renewal may fail or be late and two still come in time
@@ -82,10 +83,11 @@ class WorkerConfig:
         for name in ("crash_limit", "completion_batch", "pending_outcomes"):
             _require(getattr(self, name) >= 1, name, "1 or more")
         _require(self.prefetch >= 0, "prefetch", "0 or more")
+        lease = duration(self.lease.total_seconds())
         _require(
             self.heartbeat * _RENEWALS_A_LEASE <= self.lease,
             "heartbeat",
-            f"at most a third of the lease ({self.lease}), so that a late one does not end it",
+            f"at most a third of the lease ({lease}), so that a late one does not end it",
         )
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from jobq._units import counted
+
 _MOST_SHOWN: Final = 20  # ids in a line for people
 
 
@@ -30,7 +32,7 @@ class WorkerReport:
 
     def __str__(self) -> str:
         """Say it in words."""
-        parts = [f"{self.completed:,} jobs completed, {self.handed_back:,} handed back"]
+        parts = [f"{counted(self.completed, 'job')} completed, {self.handed_back:,} handed back"]
         if self.left_running:
             shown = ", ".join(map(str, self.left_running[:_MOST_SHOWN]))
             more = len(self.left_running) - _MOST_SHOWN

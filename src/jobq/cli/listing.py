@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from jobq._errors import ConfigError
+from jobq._statements.filter import Place
 from jobq._types import JobState
 from jobq._units import duration
 from jobq.cli.choosing import filter_options, take_filter
 from jobq.cli.database import with_client
-from jobq.cli.output import JSON_OPTION, document, print_json, print_table, shorten
+from jobq.cli.output import JSON_OPTION, document, print_json, print_table, safe, shorten
 
 if TYPE_CHECKING:
     from jobq._clients.client import Client
@@ -26,7 +28,9 @@ _REASON: Final = 40
 @click.command(name="list")
 @filter_options
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="A page's length.")
-@click.option("--after", metavar="PLACE", help="The page after: what the page before printed at its end.")
+@click.option(
+    "--after", metavar="PLACE", help="The next page: what the page before printed after `more: add --after`."
+)
 @JSON_OPTION
 @with_client
 def list_(client: Client, *, limit: int, after: str | None, as_json: bool, **given: Any) -> None:
@@ -34,7 +38,10 @@ def list_(client: Client, *, limit: int, after: str | None, as_json: bool, **giv
 
     The newest stand first in each state. With --json: {"jobs": [...], "next": PLACE or null}.
     """
-    page = client.list(take_filter(given), after=after, limit=limit)
+    chosen = take_filter(given)
+    if after is not None:
+        _check_place(after)
+    page = client.list(chosen, after=after, limit=limit)
     if as_json:
         print_json(page)
         return
@@ -44,6 +51,15 @@ def list_(client: Client, *, limit: int, after: str | None, as_json: bool, **giv
     )
     if page.next is not None:
         click.echo(f"more: add --after {page.next}", err=True)
+
+
+def _check_place(after: str) -> None:
+    try:
+        Place.read(after)
+    except ConfigError:
+        raise click.UsageError(
+            f"--after {safe(after)}: what the page before printed after `more: add --after`"
+        ) from None
 
 
 def _row(job: JobInfo, now: datetime) -> tuple[Cell, ...]:

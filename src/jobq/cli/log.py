@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -10,6 +11,8 @@ from jobq.cli.database import with_client
 from jobq.cli.output import JSON_OPTION, document, print_json, print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from jobq._clients.client import Client
     from jobq.cli.output import Cell
 
@@ -25,7 +28,7 @@ def log(client: Client, *, limit: int, before: int | None, as_json: bool) -> Non
     """Show what operators did, the newest first: who, what, to what, to how many jobs, and why."""
     found = client.operator_log(limit=limit, before=before)
     if as_json:
-        print_json(found)
+        print_json([dataclasses.replace(entry, target=_with_text_ids(entry.target)) for entry in found])
         return
     rows: list[list[Cell]] = [
         [
@@ -33,7 +36,7 @@ def log(client: Client, *, limit: int, before: int | None, as_json: bool) -> Non
             entry.at,
             entry.actor,
             entry.action,
-            document(entry.target),
+            _told(entry.target),
             entry.jobs,
             entry.reason,
         ]
@@ -41,3 +44,34 @@ def log(client: Client, *, limit: int, before: int | None, as_json: bool) -> Non
     ]
     columns = ("id", "at", "who", "what", "to what", "jobs", "why")
     print_table(columns, rows, right=("id", "jobs"), empty="nobody has done anything")
+
+
+def _told(target: Mapping[str, object]) -> str:
+    """Write a target as people read it: ``kinds=report, states=discarded``, without what was not said."""
+    return ", ".join(f"{name}={_value(value)}" for name, value in _said(target))
+
+
+def _said(target: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for name, value in target.items():
+        if isinstance(value, dict):
+            yield from _said(cast("dict[str, object]", value))
+        elif value is not None:
+            yield name, value
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return "|".join(map(_value, cast("list[object]", value)))
+    return value if isinstance(value, str) else document(value)
+
+
+def _with_text_ids(target: Mapping[str, object]) -> dict[str, object]:
+    """Write the id of a worker as a text, as everywhere in JSON."""
+    return {
+        name: _with_text_ids(cast("dict[str, object]", value))
+        if isinstance(value, dict)
+        else str(value)
+        if name == "worker"
+        else value
+        for name, value in target.items()
+    }

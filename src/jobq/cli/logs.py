@@ -53,6 +53,8 @@ def _json_formatter() -> logging.Formatter:
                 timespec="milliseconds"
             )
             super().add_fields(log_data, record, message_dict)
+            if "job_id" in log_data and isinstance(log_data.get("worker"), int):
+                log_data["worker"] = str(log_data["worker"])  # of 62 bits: JavaScript would round it
 
     return Lines(
         " ".join(f"%({name})s" for name in _JSON),

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jobq._statements.stats import WorkerInfo
 from jobq._units import duration
 
 if TYPE_CHECKING:
@@ -130,7 +131,10 @@ def print_table(
 
 
 def print_json(value: object) -> None:
-    """Print a value as one JSON document: dataclasses as objects, times in ISO 8601, every digit."""
+    """Print a value as one JSON document: dataclasses as objects, times in ISO 8601, every digit.
+
+    Workers' ids are texts.
+    """
     indent = 2 if sys.stdout.isatty() else None
     click.echo(json.dumps(value, default=_as_json, indent=indent))
 
@@ -142,7 +146,11 @@ def document(value: object, *, indent: int | None = None) -> str:
 
 def _as_json(value: Any) -> object:
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        members = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        for name in ("worker_id", *(("id",) if isinstance(value, WorkerInfo) else ())):
+            if members.get(name) is not None:
+                members[name] = str(members[name])  # of 62 bits: JavaScript would round it
+        return members
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from jobq._statements.filter import JobFilter
 from jobq.cli.database import with_client
 from jobq.cli.output import JSON_OPTION, cell, print_json, print_table, safe
 from jobq.cli.parsing import parse_instant, parse_length
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from jobq._clients.client import Client
     from jobq._statements.retention import Keep, Retention
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for people and for the log.")
 _BY = click.option("--by", metavar="NAME", help="Who does it, for the log; default: user and host.")
 _QUEUE = click.option("--queue", metavar="NAME", help="Which queue; or")
+_NOW: Final = timedelta(0)
 _KIND = click.option("--kind", metavar="NAME", help="which kind, whatever its queue.")
 
 
@@ -40,9 +43,13 @@ def pause(
     by: str | None,
 ) -> None:
     """Have workers start no more jobs of a queue, or of a kind, within a second. What runs goes on."""
+    _check_target(queue, kind)
     client.queues.pause(queue, kind=kind, reason=reason, by=by, until=until)
     ends = "it is resumed" if until is None else cell(until)
     click.echo(f"{_named(queue, kind)} is paused until {ends}")
+    if not _is_known(client, queue, kind):
+        what = "queue" if queue is not None else "kind"
+        click.echo(f"note: no such {what} now has jobs or workers", err=True)
 
 
 @click.command()
@@ -53,6 +60,7 @@ def pause(
 @with_client
 def resume(client: Client, *, queue: str | None, kind: str | None, reason: str, by: str | None) -> None:
     """End a pause. Workers go on within a second."""
+    _check_target(queue, kind)
     was_paused = client.queues.resume(queue, kind=kind, reason=reason, by=by)
     click.echo(f"{_named(queue, kind)} {'goes on' if was_paused else 'was not paused'}")
 
@@ -119,6 +127,20 @@ def _kept(row: Retention, name: str) -> str:
     """Return how long a state's jobs are kept, "" where the row does not say."""
     value: timedelta | Keep | None = getattr(row, name)
     return "" if value is None else cell(value)
+
+
+def _check_target(queue: str | None, kind: str | None) -> None:
+    if (queue is None) == (kind is None):
+        raise click.UsageError("give --queue or --kind, one of them.")
+
+
+def _is_known(client: Client, queue: str | None, kind: str | None) -> bool:
+    """Whether a job or a live worker has that queue, or kind; also where that would take long to find out."""
+    if any(queue in worker.queues or kind in worker.kinds for worker in client.workers(ended_within=_NOW)):
+        return True
+    chosen = JobFilter(queues=[queue] if queue is not None else (), kinds=[kind] if kind is not None else ())
+    page = client.list(chosen, limit=1)
+    return bool(page.jobs) or page.next is not None
 
 
 def _named(queue: str | None, kind: str | None) -> str:

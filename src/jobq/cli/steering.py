@@ -10,6 +10,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jobq._errors import JobConflict, JobNotFound
+from jobq._units import counted
 from jobq.cli.choosing import filter_options, take_filter
 from jobq.cli.common import EXIT_FAILED
 from jobq.cli.database import with_client
@@ -140,7 +141,7 @@ def _tell_count(client: Client, action: Action, chosen: JobFilter, *, as_json: b
     if as_json:
         print_json({"action": action, "jobs": count.jobs, "dry_run": True})
     else:
-        click.echo(f"{count.jobs:,} jobs would be {_DONE[action]}")
+        click.echo(f"{counted(count.jobs, 'job')} would be {_DONE[action]}")
 
 
 def _each(
@@ -172,8 +173,8 @@ def _in_bulk(
     client: Client, action: Action, chosen: JobFilter, how: dict[str, Any], *, is_sure: bool, as_json: bool
 ) -> None:
     count = client.bulk.count(chosen, action=action, limit=None).jobs
-    if not is_sure:
-        _confirm(f"{count:,} jobs will be {_DONE[action]}")
+    if not is_sure and count > 1:
+        _confirm(f"{counted(count, 'job')} will be {_DONE[action]}")
     with _progress(count, what=action) as on_progress:
         result: BulkResult = getattr(client.bulk, action)(chosen, on_progress=on_progress, **how)
     if as_json:
@@ -194,9 +195,9 @@ def _confirm(what: str) -> None:
 
 
 def _summary(action: Action, result: BulkResult) -> str:
-    said = [f"{result.changed:,} jobs {_DONE[action]}"]
+    said = [f"{counted(result.changed, 'job')} {_DONE[action]}"]
     if result.requested:
-        said.append(f"{result.requested:,} running ones asked to stop")
+        said.append(f"{counted(result.requested, 'running one')} asked to stop")
     if result.conflicts:
         said.append(f"{result.conflicts:,} left alone, since their unique keys are held")
     return ", ".join(said)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any, Final
 
 import click
 
+from jobq._errors import ConfigError
 from jobq._postgres import SyncSession
 from jobq._statements.schema import check_schema, validate_schema_name
 from jobq._supervisor.supervisor import Supervisor
-from jobq._worker.config import DEFAULT_SLOTS
+from jobq._worker.config import DEFAULT_SLOTS, WorkerConfig
 from jobq.cli.application import split_application
 from jobq.cli.common import DSN_OPTION, SCHEMA_OPTION, explain_errors, require_dsn
 from jobq.cli.logs import LOG_FORMATS, LogFormat
@@ -19,6 +21,7 @@ from jobq.cli.settings import ProcessSettings
 _LEVELS: Final = ("debug", "info", "warning", "error")
 _MOST_PROCESSES: Final = 256
 _LAST_PORT: Final = 65_535
+_SETTING: Final = re.compile(r"^WorkerConfig\.(\w+)")
 _MOST_DIGITS: Final = 6  # of a number of slots; how many there may be is the worker's to say
 
 
@@ -78,7 +81,8 @@ def parse_address(
     callback=parse_queues,
     show_default=True,
     metavar="NAME=SLOTS",
-    help="A queue, and how many of its jobs run at once in each process; may be repeated.",
+    help="A queue, and how many of its jobs run at once in each process:"
+    f" {DEFAULT_SLOTS} for a NAME alone; may be repeated.",
 )
 @click.option(
     "--processes",
@@ -168,7 +172,7 @@ def worker(
     )
     if http is not None and http[1] + processes - 1 > _LAST_PORT:
         raise click.UsageError(f"--http: {processes} processes need as many ports from {http[1]} on")
-    config = settings.worker_config()
+    config = _config(settings)
     check_database(settings.dsn, schema)
     settings.configure_logging()
     supervisor = Supervisor(
@@ -180,6 +184,15 @@ def worker(
         crash_limit=config.crash_limit,
     )
     sys.exit(supervisor.run())
+
+
+def _config(settings: ProcessSettings) -> WorkerConfig:
+    """Return the configuration; what cannot work is named as it was given."""
+    try:
+        return settings.worker_config()
+    except ConfigError as error:
+        told = _SETTING.sub(lambda match: f"--{match[1].replace('queues', 'queue')}", str(error))
+        raise ConfigError(told) from error
 
 
 def check_database(dsn: str, schema: str) -> None:
