@@ -78,6 +78,89 @@ async def test_the_clock_makes_retries_and_scheduled_jobs_due(jobq_async_client:
     assert [error.message for error in await client.errors(job.id)] == ["no", "no"]
 
 
+SECOND = jobq.ConstantBackoff(timedelta(seconds=1), jitter=0)
+
+
+def test_a_retry_waits_from_the_clocks_time_on(jobq_client: jobq.Client) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("fails", max_attempts=3, backoff=SECOND)
+    def fails(job: jobq.Job, args: Args) -> None:
+        raise ValueError("no")
+
+    clock = Clock()
+    job = jobq_client.enqueue(fails, Args(1))
+    assert drain_sync(jobq_client, jobs, clock=clock).retried == [job.id]
+    clock.advance(timedelta(minutes=5))
+    report = drain_sync(jobq_client, jobs, clock=clock)
+    assert (report.retried, report.discarded) == ([job.id], [])
+    clock.advance(timedelta(seconds=1))
+    report = drain_sync(jobq_client, jobs, clock=clock)
+    assert (report.retried, report.discarded) == ([], [job.id])
+
+
+def test_what_is_put_off_waits_from_the_clocks_time_on(jobq_client: jobq.Client) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("later")
+    def later(job: jobq.Job, args: Args) -> None:
+        raise jobq.Snooze(timedelta(minutes=1))
+
+    clock = Clock()
+    clock.advance(timedelta(days=400))
+    snoozed, unknown = jobq_client.enqueue(later, Args(1)), jobq_client.enqueue("unknown", {})
+    for _ in range(2):
+        report = drain_sync(jobq_client, jobs, clock=clock)
+        assert (report.snoozed, report.parked) == ([snoozed.id], [unknown.id])
+        clock.advance(timedelta(minutes=1))
+
+
+def test_a_clock_in_the_past_serves_as_well(jobq_client: jobq.Client) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("later", max_attempts=2, backoff=HOUR)
+    def later(job: jobq.Job, args: Args) -> None:
+        raise ValueError("no")
+
+    clock = Clock(datetime(2020, 1, 1, tzinfo=UTC))
+    job = jobq_client.enqueue(later, Args(1))
+    assert drain_sync(jobq_client, jobs, clock=clock).retried == [job.id]
+    assert drain_sync(jobq_client, jobs, clock=clock).discarded == []
+    clock.advance(timedelta(hours=1))
+    assert drain_sync(jobq_client, jobs, clock=clock).discarded == [job.id]
+
+
+def test_a_report_raises_what_a_handler_raised(jobq_client: jobq.Client) -> None:
+    jobs = jobq.Jobs()
+    raised = {1: ValueError("first"), 2: jobq.Permanent("second"), 3: jobq.Snooze(timedelta(hours=1))}
+
+    @jobs.handler("k")
+    def k(job: jobq.Job, args: Args) -> None:
+        if args.n in raised:
+            raise raised[args.n]
+
+    jobq_client.enqueue_many([jobq.NewJob(k, Args(n)) for n in (0, 3)])
+    drain_sync(jobq_client, jobs).raise_errors()
+    ids = [job.id for job in jobq_client.enqueue_many([jobq.NewJob(k, Args(n)) for n in (1, 2)])]
+    with pytest.raises(ValueError, match="first") as caught:
+        drain_sync(jobq_client, jobs).raise_errors()
+    assert caught.value is raised[1]
+    assert caught.value.__notes__ == [f"raised by the handler of job {ids[0]}; 1 more have failed"]
+
+
+async def test_a_time_limit_is_an_error_of_the_report(jobq_async_client: jobq.AsyncClient) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("slow", timeout=timedelta(milliseconds=10))
+    async def slow(job: jobq.Job, args: Args) -> None:
+        await asyncio.sleep(30)
+
+    await jobq_async_client.enqueue(slow, Args(1))
+    report = await drain(jobq_async_client, jobs)
+    with pytest.raises(TimeoutError):
+        report.raise_errors()
+
+
 async def test_every_outcome_is_reported(jobq_async_client: jobq.AsyncClient) -> None:
     jobs = jobq.Jobs()
     outcomes: dict[int, BaseException] = {
@@ -210,6 +293,44 @@ def test_make_job_is_a_job_to_call_handlers_with() -> None:
     assert job.created_at == datetime(2026, 1, 1, tzinfo=UTC)
     assert not job.cancelled.is_set()
     assert make_job(jobq.JobType("x", Args)).kind == "x"
+
+
+def test_a_made_job_has_the_options_of_its_declaration() -> None:
+    jobs = jobq.Jobs()
+    limit = timedelta(minutes=2)
+
+    @jobs.handler("k", queue="mail", priority=3, max_attempts=4, timeout=limit, meta={"a": 1}, tags=["t"])
+    def k(job: jobq.Job, args: Args) -> None: ...
+
+    job = make_job(k, attempt=2)
+    assert (job.kind, job.queue, job.priority, job.max_attempts, job.timeout_s) == ("k", "mail", 3, 4, 120.0)
+    assert (job.meta, job.tags, job.failures) == ({"a": 1}, ("t",), 1)
+    own = make_job(k, queue="other", timeout=None, tags=(), meta=None)
+    assert (own.queue, own.timeout_s, own.tags, own.meta, own.max_attempts) == ("other", None, (), {}, 4)
+    plain = make_job("k")
+    assert (plain.queue, plain.priority, plain.max_attempts, plain.timeout_s) == ("default", 0, 25, 3600.0)
+    wrong: Any = {"delay": limit}
+    with pytest.raises(jobq.ConfigError, match="delay: no option of make_job"):
+        make_job(k, **wrong)
+
+
+def test_a_failed_assertion_is_shown_where_the_test_asserts(
+    spawn_python: SpawnPython, tmp_path: Path
+) -> None:
+    (tmp_path / "test_app.py").write_text(
+        "import jobq.testing\n"
+        "def test_sync(jobq_client): jobq.testing.assert_enqueued(jobq_client, 'k')\n"
+        "async def test_async(jobq_async_client):\n"
+        "    await jobq.testing.assert_enqueued(jobq_async_client, 'k')\n"
+        "def test_not(jobq_client):\n"
+        "    jobq_client.enqueue('k')\n"
+        "    jobq.testing.assert_not_enqueued(jobq_client, 'k')\n"
+    )
+    run = spawn_python("-m", "pytest", "-q", "-o", "asyncio_mode=auto", "test_app.py", cwd=tmp_path)
+    assert run.wait(120) == 1
+    assert run.output.count("AssertionError: wanted") >= 3
+    for ours in ("assertions.py:", "_operation.py:", "_clients/"):
+        assert ours not in run.output
 
 
 def test_the_clock_only_goes_forward() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast, overload
 
 from jobq._clients.adapters import async_executor, sync_executor
 from jobq._clients.client import AsyncClient, Client
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jobq._types import JobInfo
 
 _NOTHING: Final = object()
+_Answer: TypeAlias = "list[JobInfo] | str"
 
 _FIND: Final = """
 select id, queue, args::text from {schema}.jobs where kind = $1::text order by id
@@ -93,12 +94,13 @@ def assert_enqueued(
         AssertionError: it is not so; the message lists what was enqueued.
         ConfigError: no job can be what is asked for.
     """
+    __tracebackhide__ = True  # a failure is shown where the test asserts
     if count is not None and (not isinstance(cast("object", count), int) or count < 0):
         raise ConfigError(f"assert_enqueued: count={shown(count)}: a number of jobs, or None")
     if where is None:
         raise ConfigError("assert_enqueued: where=None: a client, or a connection that tx= takes")
     wanted = _Wanted(_name(kind), _plain(kind, args), queue, count, _is_part(args))
-    return _ask(where, schema, functools.partial(_assert_found, wanted=wanted))
+    return _ask(where, schema, functools.partial(_find, wanted=wanted))
 
 
 def assert_not_enqueued(
@@ -110,15 +112,32 @@ def assert_not_enqueued(
     schema: str = "jobq",
 ) -> Any:
     """Assert that no such job was enqueued; see :func:`assert_enqueued`."""
+    __tracebackhide__ = True
     return assert_enqueued(where, kind, args=args, queue=queue, count=0, schema=schema)
 
 
-def _ask(where: object, schema: str, make: Callable[[str], Operation[Any]]) -> Any:
-    if isinstance(where, AsyncClient | Client):
-        return where._run(make(where.schema))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+def _ask(where: object, schema: str, make: Callable[[str], Operation[_Answer]]) -> Any:
+    __tracebackhide__ = True
+    if isinstance(where, AsyncClient):
+        return _judge_async(where._run(make(where.schema)))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    if isinstance(where, Client):
+        return _judge(where._run(make(where.schema)))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     if _is_async(where):
-        return run_async(make(schema), async_executor(where))
-    return run(make(schema), sync_executor(where))
+        return _judge_async(run_async(make(schema), async_executor(where)))
+    return _judge(run(make(schema), sync_executor(where)))
+
+
+def _judge(answer: _Answer) -> list[JobInfo]:
+    """Raise a complaint here and not within the operation, whose frames are no use to a reader."""
+    __tracebackhide__ = True
+    if isinstance(answer, str):
+        raise AssertionError(answer)  # noqa: TRY004 - what an assertion raises
+    return answer
+
+
+async def _judge_async(asking: Awaitable[_Answer]) -> list[JobInfo]:
+    __tracebackhide__ = True
+    return _judge(await asking)
 
 
 def _is_async(where: object) -> bool:
@@ -126,12 +145,13 @@ def _is_async(where: object) -> bool:
     return inspect.iscoroutinefunction(method)
 
 
-def _assert_found(schema: str, *, wanted: _Wanted) -> Operation[list[JobInfo]]:
+def _find(schema: str, *, wanted: _Wanted) -> Operation[_Answer]:
+    """Return the jobs that match, or the complaint that they are not as they should be."""
     rows = yield Call(in_schema(_FIND, schema), (wanted.kind,))
     found = [row for row in rows if wanted.matches(row)]
     if (len(found) != wanted.times) if wanted.times is not None else not found:
         everything = yield Call(in_schema(_KINDS, schema))
-        raise AssertionError(_complaint(wanted, len(found), everything))
+        return _complaint(wanted, len(found), everything)
     infos: list[JobInfo] = []
     for row in found:
         info = yield from get_job(schema, row[0])

@@ -9,10 +9,11 @@ import secrets
 import socket
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from jobq._clients.client import AsyncClient, Client
-from jobq._errors import ConfigError
+from jobq._errors import Cancel, ConfigError, Snooze
 from jobq._kinds.jobs import Jobs
 from jobq._kinds.middleware import through
 from jobq._logging import set_current_job
@@ -44,7 +45,8 @@ class DrainReport:
     Attributes:
         completed, retried, snoozed, discarded, cancelled: ids of jobs, once for each run.
         parked: jobs of a kind that the given `Jobs` does not know.
-        errors: what handlers raised, signals included, with the job's id.
+        errors: what handlers raised, signals included, and the `TimeoutError` of those whose time was
+            over, with the job's id.
         results: return values of the handlers that completed, by job id.
     """
 
@@ -68,6 +70,22 @@ class DrainReport:
             "cancelled": self.cancelled,
         }
         lists[to].append(settlement.job_id)
+
+    def raise_errors(self) -> None:
+        """Raise what a handler raised, as it was raised, where there is such a thing: the first of it.
+
+        `Snooze` and `Cancel` are no errors. A handler whose job was only retried has failed, too.
+
+        Raises:
+            Exception: the first error; a note says of which job, and how many more there are.
+        """
+        __tracebackhide__ = True
+        failed = [(job_id, error) for job_id, error in self.errors if not isinstance(error, Snooze | Cancel)]
+        if not failed:
+            return
+        (job_id, error), more = failed[0], len(failed) - 1
+        error.add_note(f"raised by the handler of job {job_id}" + (f"; {more} more have failed" * (more > 0)))
+        raise error
 
 
 class _Run(NamedTuple):
@@ -103,13 +121,15 @@ async def drain(
     """Run everything that is due, one job after the other, until nothing is.
 
     A job that a handler enqueues is run too. One that is retried, snoozed or scheduled runs when it is
-    due by the clock: advance a :class:`Clock` and drain again.
+    due by the clock: advance a :class:`Clock` and drain again. What a handler raises is reported and not
+    raised; ``report.raise_errors()`` does that.
 
     Args:
         client: an open client.
         jobs: the handlers. Sync ones run right here, in this thread.
         queues: only these; all by default.
-        clock: what decides which jobs are due; the database's by default.
+        clock: what decides which jobs are due, and from when on a retry or a snooze waits; the database's
+            by default, which also is what a ``delay`` counts from when a job is enqueued.
         limit: runs after which it is given up.
 
     Returns:
@@ -225,7 +245,10 @@ def _drain(schema: str, jobs: Jobs, queues: Sequence[str] | None, clock: Clock |
                 raise AssertionError(
                     f"drain: {limit} runs, and still jobs are due; do they enqueue each other?"
                 )
-            yield from _run_one(schema, jobs, worker_id, name, claimed[0], report)
+            outcome = yield from _run_one(schema, jobs, worker_id, claimed[0], report)
+            if outcome is not None:
+                report.note(outcome)
+                yield settle(schema, worker_id, name, [_by_clock(outcome, clock)], notify=False)
     finally:
         yield end(schema, worker_id, "stopped")
 
@@ -242,23 +265,27 @@ def _next_job(schema: str, queues: Sequence[str] | None, worker_id: int) -> Oper
 
 
 def _run_one(
-    schema: str, jobs: Jobs, worker_id: int, name: str, row: Claimed, report: DrainReport
-) -> Generator[Operation[Any] | _Run, Any, None]:
+    schema: str, jobs: Jobs, worker_id: int, row: Claimed, report: DrainReport
+) -> Generator[Operation[Any] | _Run, Any, Settlement | None]:
+    """Run one job; return what it becomes where it did not complete."""
     handler = jobs.lookup(row.kind) if row.kind is not None else None
     refused = refuse(row, is_known=handler is not None)
     if handler is None or refused is not None:
-        refused = refused or hand_back(row.job_id, row.attempt)
-        report.note(refused)
-        yield settle(schema, worker_id, name, [refused], notify=False)
-        return
+        return refused or hand_back(row.job_id, row.attempt)
     job = job_of(row, worker_id)
     outcome, text = yield from _outcome_of(handler, jobs.middleware_of(job.kind), job, row, report)
     if outcome is None:
         report.completed.append(job.id)
         yield complete(schema, worker_id, [(job.id, job.attempt)], {} if text is None else {job.id: text})
-    else:
-        report.note(outcome)
-        yield settle(schema, worker_id, name, [outcome], notify=False)
+    return outcome
+
+
+def _by_clock(outcome: Settlement, clock: Clock | None) -> Settlement:
+    """Return an outcome whose wait, which the database counts from its own time, ends by the test's clock."""
+    if clock is None or outcome.to != "scheduled":
+        return outcome
+    ahead_s = (clock.now() - datetime.now(UTC)).total_seconds()
+    return outcome._replace(delay_s=outcome.delay_s + ahead_s)
 
 
 def _outcome_of(
@@ -272,7 +299,8 @@ def _outcome_of(
     try:
         args = handler.decode(row.args or "null")
         ended = yield _Run(handler, job, args, middleware)
-        if ended.overran:
+        if ended.overran and ended.error is not None:
+            report.errors.append((job.id, ended.error))
             return on_timeout(job, handler.backoff), None
         _raise_error_of(ended)
         text = handler.encode_result(ended.result) if handler.store_result else None
