@@ -361,10 +361,14 @@ def test_the_development_server_survives_its_command_until_it_is_stopped(tmp_pat
         assert value(other, "select current_database()") == "of mine"
         for command in ("start", "dsn"):
             assert cli(command, *folder, "--dbname", "of mine").stdout.strip() == other
+            assert cli(command, *folder).stdout.strip() == other, "the name is remembered"
+        assert cli("dsn", *folder, "--dbname", "postgres").stdout.strip() == dsn
         make_mark(dsn)
     finally:
-        assert cli("stop", *folder).returncode == 0
-    assert cli("stop", *folder).returncode == 0
+        stopped = cli("stop", *folder)
+        assert (stopped.returncode, stopped.stderr) == (0, "")
+    again = cli("stop", *folder)
+    assert (again.returncode, again.stderr) == (0, f"no server runs on {tmp_path / 'db'}\n")
     with pytest.raises(psycopg.OperationalError):
         value(dsn)
     refused = cli("psql", *folder)

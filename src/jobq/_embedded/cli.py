@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _ALWAYS_THERE: Final = "postgres"
+_NAME_FILE: Final = "dbname"  # in the server's folder
 _MAX_NAME_BYTES: Final = 63  # PostgreSQL cuts what is longer
 
 
@@ -36,29 +37,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dbname",
         type=_database_name,
-        default="postgres",
-        help="the database, which start makes when it is not there (default: postgres)",
+        help="the database, which start makes when it is not there (default: the one of the last start"
+        " with --dbname, else postgres)",
     )
     chosen = parser.parse_args(arguments)
     try:
         cluster = Cluster(chosen.dir.absolute(), None, {}, None, keep=True)
+        dbname = chosen.dbname or _remembered(cluster)
         match chosen.command:
             case "start":
                 start(cluster)
-                make_database(cluster, chosen.dbname)
+                make_database(cluster, dbname)
+                _remember(cluster, dbname)
             case "stop":
-                stop(cluster)
+                if not stop(cluster):
+                    sys.stderr.write(f"no server runs on {cluster.home}\n")
                 cluster.tidy()
             case _:
                 _require_running(cluster)
-                _require_database(cluster, chosen.dbname)
+                _require_database(cluster, dbname)
         if chosen.command == "psql":
-            psql(cluster, chosen.dbname)
+            psql(cluster, dbname)
     except (EmbeddedError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     if chosen.command != "stop":
-        sys.stdout.write(cluster.dsn(chosen.dbname, SUPERUSER, tcp=False) + "\n")
+        sys.stdout.write(cluster.dsn(dbname, SUPERUSER, tcp=False) + "\n")
     return 0
 
 
@@ -72,6 +76,19 @@ def _database_name(text: str) -> str:
     if not text.isprintable() or not 1 <= len(text.encode()) <= _MAX_NAME_BYTES:
         raise argparse.ArgumentTypeError(f"{text!r}: a name of 1 to {_MAX_NAME_BYTES} bytes, to be printed")
     return text
+
+
+def _remembered(cluster: Cluster) -> str:
+    """Return the database that the last start was told to make."""
+    try:
+        return (cluster.home / _NAME_FILE).read_text() or _ALWAYS_THERE
+    except (FileNotFoundError, UnicodeDecodeError):
+        return _ALWAYS_THERE
+
+
+def _remember(cluster: Cluster, dbname: str) -> None:
+    if dbname != _remembered(cluster):
+        (cluster.home / _NAME_FILE).write_text(dbname)
 
 
 def make_database(cluster: Cluster, dbname: str) -> None:
@@ -134,8 +151,8 @@ def start(cluster: Cluster) -> None:
         time.sleep(POLL_S)
 
 
-def stop(cluster: Cluster) -> None:
-    """Stop the folder's server, if one runs, ending all sessions.
+def stop(cluster: Cluster) -> bool:
+    """Stop the folder's server, if one runs, ending all sessions; return whether one did.
 
     Raises:
         ServerFailed: it did not end in time.
@@ -148,6 +165,7 @@ def stop(cluster: Cluster) -> None:
         if time.monotonic() > deadline:
             raise ServerFailed(f"process {running.pid} did not stop within {STOP_TIMEOUT_S:g} s")
         time.sleep(POLL_S)
+    return running is not None
 
 
 def psql(cluster: Cluster, dbname: str) -> None:
