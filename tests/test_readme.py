@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, get_type_hints
 
@@ -11,6 +12,7 @@ import pytest
 
 import jobq
 from jobq._worker import exit_codes
+from jobq.cli.periodic import periodic
 
 if TYPE_CHECKING:
     from tests.conftest import SpawnPython
@@ -59,6 +61,22 @@ def test_every_worker_setting_stands_in_the_table_with_its_default() -> None:
     assert rows["`crash_limit`"] == str(config.crash_limit)
     assert rows["`pending_outcomes`"] == f"{config.pending_outcomes:,}"
     assert rows["`completion_batch`, `completion_delay`"] == f"{config.completion_batch}, 4 ms"
+
+
+def test_every_extra_is_named() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [line] = [line for line in README.splitlines() if line.startswith("The extras: ")]
+    assert set(re.findall(r"`(\w+)`", line)) == set(project["optional-dependencies"])
+
+
+def test_what_schedules_can_be_told_is_what_there_is() -> None:
+    verbs = [verb for verb in vars(type(jobq.Client("host=nowhere").periodic)) if not verb.startswith("_")]
+    assert "`client.periodic` can " + _listed(verbs) + " them," in " ".join(README.split())
+    assert set(periodic.commands) == set(verbs) - {"add"}
+
+
+def _listed(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def test_every_exit_code_is_told() -> None:
