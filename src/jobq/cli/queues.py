@@ -119,7 +119,8 @@ def retention(
     rows: list[list[Cell]] = [["(all others)" if own else "(all queues)", *kept]]
     for row in own:
         said = zip(_KEPT, kept, strict=True)
-        rows += [[row.queue, *(_kept(row, name) or f"{for_all}, as for all" for name, for_all in said)]]
+        own_kept = (_kept(row, name) or f"{for_all}, as for all" for name, for_all in said)
+        rows.append([row.queue, *own_kept])
     print_table(("queue", *_KEPT), rows, empty="")
 
 
