@@ -321,6 +321,23 @@ def test_a_moment_with_more_rows_that_stay_than_a_batch_has_is_passed(store: Sto
     assert left(store) == set(kept)
 
 
+def test_rows_that_stayed_at_the_mark_and_were_taken_by_others_hide_no_later_ones(
+    store: Storage, term: Term
+) -> None:
+    store.run(set_retention(SCHEMA, Retention("slow", completed=3 * DAY)))
+    [day, *_] = rules(store.run(read_retention(SCHEMA)))
+    stay = finish(store, count=3, queue="slow")
+    finish(store)
+    store.sql("update jobq.finished set finished_at = now() - %s", 2 * DAY)
+    removed = store.run(remove_finished(SCHEMA, term, Walk(day)))
+    assert (removed.jobs, left(store), removed.walk.stay) == (1, set(stay), 3)
+    store.sql("delete from jobq.finished where job_id = any(%s)", stay[:2])  # as an operator does
+    later = finish(store, count=4)
+    age(store, later, DAY + HOUR)
+    assert store.run(remove_finished(SCHEMA, term, removed.walk)).jobs == 4
+    assert left(store) == {stay[2]}
+
+
 def test_a_walk_goes_on_from_its_mark_and_a_new_one_finds_what_stands_before_it(
     store: Storage, term: Term
 ) -> None:

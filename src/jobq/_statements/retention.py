@@ -60,8 +60,10 @@ select id from logged
 """
 
 # $3, $10: where to begin, as a time or as seconds ago. $4: the age; $5: how many rows to look at; $6: how
-# many of those that ended at the mark itself were seen and stay. $7: the states that have this age where
-# a queue says nothing of its own; $8, $9: 'state queue' that are an exception to it, and that have it.
+# many of those that ended at the mark itself were seen and stay: no more than are still there, or later
+# rows were stepped over in the place of those that another age's walk or an operator has taken. $7: the
+# states that have this age where a queue says nothing of its own; $8, $9: 'state queue' that are an
+# exception to it, and that have it.
 #
 # The lock order is that of the first migration: keys (skipped when somebody has them), `finished` by ctid;
 # then the payloads and errors, which nobody else writes once a job has ended. A row that somebody else
@@ -74,7 +76,10 @@ with {LED}, seen as materialized (
       and finished_at >= coalesce(
           $3::timestamptz, statement_timestamp() - $10::float8 * interval '1 second', '0001-01-02')
       and finished_at <= statement_timestamp() - $4::float8 * interval '1 second'
-    order by finished_at offset $6::int8 limit $5::int4
+    order by finished_at
+    offset least($6::int8, (
+        select count(*) from {{schema}}.finished where $6::int8 > 0 and finished_at = $3::timestamptz))
+    limit $5::int4
 ), old as materialized (
     select s.tid, s.job_id, s.finished_at, s.attempt > 1 or s.state <> 'completed' as has_errors, j.job_tid,
            case when j.unique_key is not null then (
