@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 import urllib.error
@@ -144,7 +145,39 @@ async def test_more_requests_than_there_is_room_for_are_refused_and_nothing_hang
             finally:
                 for one in idle:
                     one.close()
-            await eventually_async(lambda: fetch(http.port, "/livez")[0] == 200)
+            is_refused = _is_refused(http.port)
+            await eventually_async(lambda: not is_refused(), what="there is room again")
+            assert await ask(http.port, "/livez") == (200, "alive\n")
+
+
+async def test_clients_that_send_byte_after_byte_do_not_keep_others_out(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobq._worker.http._LONGEST_REQUEST_S", 0.5)
+    async with jobq.AsyncClient(dsn) as client:
+        with (
+            jobq.Worker(client, fresh_jobs()).serve_http(0, host="127.0.0.1") as http,
+            contextlib.ExitStack() as stack,
+        ):
+            slow = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", http.port))) for _ in range(16)
+            ]
+            open_ = set(slow)
+            for one in slow:
+                one.setblocking(False)
+                one.sendall(b"GET /livez HTTP/1.1\r\n")
+
+            def trickle() -> bool:
+                for one in list(open_):
+                    try:
+                        one.sendall(b"X-More: to come\r\n")
+                    except OSError:
+                        open_.discard(one)
+                return not open_
+
+            await eventually_async(trickle, what="those who never end are cut off")
+            is_refused = _is_refused(http.port)
+            await eventually_async(lambda: not is_refused(), what="there is room again")
 
 
 def _is_refused(port: int) -> Callable[[], bool]:

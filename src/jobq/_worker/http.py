@@ -6,11 +6,13 @@ The database plays no part in that, or a restart of it would have every worker k
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import socketserver
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jobq.http")
 
 _MOST_REQUESTS: Final = 16  # at once; a probe that finds so many waiting is refused
-_REQUEST_TIMEOUT_S: Final = 5.0  # for a client to send its request, and to take the answer
+_REQUEST_TIMEOUT_S: Final = 5.0  # for one read or write; http.server knows no limit for a whole request
+_LONGEST_REQUEST_S: Final = 10.0  # from the first byte to the last, or whoever trickles keeps the room full
 _POLL_S: Final = 0.1  # how soon a close is noticed
 
 
@@ -115,6 +118,8 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def __init__(self, host: str, port: int) -> None:
         self._room = threading.BoundedSemaphore(_MOST_REQUESTS)
+        self._until: dict[socket.socket, float] = {}  # the requests in the room, and when each has to end
+        self._lock = threading.Lock()
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Request)
@@ -129,6 +134,8 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
+        with self._lock:
+            self._until[request] = time.monotonic() + _LONGEST_REQUEST_S
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -136,6 +143,20 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:  # it is closed here: from now on its descriptor may be another's
+            self._until.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End what takes too long. Called after each request and every `_POLL_S`."""
+        now = time.monotonic()
+        with self._lock:
+            for request in [one for one, until in self._until.items() if until < now]:
+                del self._until[request]
+                with contextlib.suppress(OSError):  # the client was faster
+                    request.shutdown(socket.SHUT_RDWR)  # whoever waits for it wakes
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - http.server's
         # Called while the exception is handled: a client that went away, mostly.
