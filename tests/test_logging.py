@@ -199,6 +199,20 @@ def test_jobqctl_worker_logs_text_with_the_job(spawn_python: SpawnPython, dsn: s
     )
 
 
+def test_text_logs_let_no_message_forge_a_line_or_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = ValueError("a\n2026-01-01 00:00:00,000 ERROR jobq.worker[1] forged \x1b[2J\r\u202e")
+    record = logging.makeLogRecord(
+        {"name": "jobq.x", "msg": "it %s", "args": (error,), "exc_info": (ValueError, error, None)}
+    )
+    make_handler("text").handle(record)
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.endswith("it a")
+    assert others[0] == r"    2026-01-01 00:00:00,000 ERROR jobq.worker[1] forged \x1b[2J\r\u202e"
+    assert others[1:] == ["    ValueError: a", others[0]]
+
+
 def test_json_logs_an_exception_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     handler = make_handler("json")
     error = ValueError("a\nb")

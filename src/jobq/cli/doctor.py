@@ -15,7 +15,8 @@ from jobq._operation import Call
 from jobq._postgres import SyncSession
 from jobq._statements.schema import check_schema
 from jobq.cli.common import DSN_OPTION, EXIT_FAILED, SCHEMA_OPTION, explain_errors, require_dsn
-from jobq.cli.output import JSON_OPTION, console, print_json, safe
+from jobq.cli.escapes import safe
+from jobq.cli.output import JSON_OPTION, console, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

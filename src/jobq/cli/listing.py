@@ -13,7 +13,8 @@ from jobq._types import JobState
 from jobq._units import duration
 from jobq.cli.choosing import filter_options, take_filter
 from jobq.cli.database import with_client
-from jobq.cli.output import JSON_OPTION, document, print_json, print_table, safe, shorten
+from jobq.cli.escapes import safe
+from jobq.cli.output import JSON_OPTION, document, print_json, print_table, shorten
 
 if TYPE_CHECKING:
     from jobq._clients.client import Client

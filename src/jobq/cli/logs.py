@@ -7,20 +7,29 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias
 
 from jobq._logging import JobContextFilter
+from jobq.cli.escapes import safe
 
 LogFormat: TypeAlias = Literal["text", "json"]
 LOG_FORMATS: Final = ("text", "json")
 
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
+_NEXT_LINE: Final = "\n    "
 # The stable names of the JSON form, and what they are called in a log record.
 _JSON: Final = {"levelname": "level", "name": "logger", "message": "message", "process": "process"}
 
 
 class _Text(logging.Formatter):
-    """Lines for people. jobq's own name the job that they are about; a handler's get it behind."""
+    """Lines for people. jobq's own name the job that they are about; a handler's get it behind.
+
+    An error's message may quote what a stranger sent: it can neither look like a line of ours, for what
+    follows the first line is indented, nor steer the terminal that shows it.
+    """
 
     def __init__(self) -> None:
         super().__init__(_TEXT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return safe(super().format(record), keep_lines=True).replace("\n", _NEXT_LINE)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         line = super().formatMessage(record)

@@ -10,7 +10,6 @@ import dataclasses
 import io
 import json
 import sys
-import unicodedata
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, TypeAlias
@@ -23,38 +22,14 @@ from rich.text import Text
 
 from jobq._statements.stats import WorkerInfo
 from jobq._units import duration
+from jobq.cli.escapes import safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 Cell: TypeAlias = "str | int | float | datetime | timedelta | None"
 
-# Cc: control; Cf: format, among them those that turn the direction; Cs: lone surrogates; Zl, Zp: line ends.
-_ESCAPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-# …but these join emoji and letters of many scripts, and do nothing else.
-_KEPT: Final = frozenset({"\u200c", "\u200d"})
-
 JSON_OPTION: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-
-
-def safe(text: str, *, keep_lines: bool = False) -> str:
-    """Return a text with all that a terminal could obey written as escapes.
-
-    Args:
-        text: what somebody else wrote.
-        keep_lines: leave newlines and tabs as they are, for text that is shown as a block.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_safe_character(char, keep_lines=keep_lines) for char in text)
-
-
-def _safe_character(char: str, *, keep_lines: bool) -> str:
-    if keep_lines and char in "\n\t":
-        return char
-    if unicodedata.category(char) in _ESCAPED and char not in _KEPT:
-        return char.encode("unicode_escape", "surrogatepass").decode()
-    return char
 
 
 def shorten(text: str, limit: int) -> str:

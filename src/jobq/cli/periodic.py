@@ -8,7 +8,8 @@ import click
 
 from jobq._units import duration
 from jobq.cli.database import with_client
-from jobq.cli.output import JSON_OPTION, print_json, print_table, safe
+from jobq.cli.escapes import safe
+from jobq.cli.output import JSON_OPTION, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,8 @@ import click
 
 from jobq._statements.filter import JobFilter
 from jobq.cli.database import with_client
-from jobq.cli.output import JSON_OPTION, cell, print_json, print_table, safe
+from jobq.cli.escapes import safe
+from jobq.cli.output import JSON_OPTION, cell, print_json, print_table
 from jobq.cli.parsing import parse_instant, parse_length
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from jobq._units import counted, duration
 from jobq.cli.database import with_client
-from jobq.cli.output import JSON_OPTION, cell, console, document, print_json, safe
+from jobq.cli.escapes import safe
+from jobq.cli.output import JSON_OPTION, cell, console, document, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

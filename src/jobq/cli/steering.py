@@ -14,7 +14,8 @@ from jobq._units import counted
 from jobq.cli.choosing import filter_options, take_filter
 from jobq.cli.common import EXIT_FAILED
 from jobq.cli.database import with_client
-from jobq.cli.output import JSON_OPTION, console, print_json, safe
+from jobq.cli.escapes import safe
+from jobq.cli.output import JSON_OPTION, console, print_json
 from jobq.cli.parsing import parse_instant, parse_length
 
 if TYPE_CHECKING:
