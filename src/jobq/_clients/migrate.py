@@ -50,9 +50,11 @@ SyncTarget: TypeAlias = "str | psycopg.Connection[Any] | psycopg_pool.Connection
 AsyncTarget: TypeAlias = "str | psycopg.AsyncConnection[Any] | psycopg_pool.AsyncConnectionPool[Any]"
 
 # DDL waits for a table's lock no longer than this: whoever comes after it waits behind it, so a
-# long wait stops the queue. It gives up, lets the others through, and tries again.
-LOCK_TIMEOUT_S: Final = 2.0
-LOCK_ATTEMPTS: Final = 10
+# long wait stops the queue. It gives up, lets the others through, and tries again. Well before the server's
+# deadlock_timeout (1 s): a transaction that has one of the tables and waits for another that we have must
+# not be the one that is ended.
+LOCK_TIMEOUT_S: Final = 0.5
+LOCK_ATTEMPTS: Final = 20
 LOCK_PAUSE_S: Final = 1.0
 _LONGEST_LOCK_TIMEOUT_S: Final = 86_400.0
 # How long to wait, each time, for another process that migrates the same schema.
