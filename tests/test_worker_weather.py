@@ -366,3 +366,30 @@ async def test_a_worker_that_finds_another_server_takes_a_new_identity_and_has_h
         assert (await bench.ended(lost.id))["attempt"] == 2
     assert ran[0] == (lost.id, identity.id)
     assert {worker_id for _, worker_id in ran[1:]} == {ran[1][1]} != {identity.id}
+
+
+@pytest.mark.parametrize("style", ["German", "SQL, DMY", "Postgres"])
+def test_a_worker_reads_moments_and_numbers_whatever_the_databases_output_style(
+    dsn: str, db: psycopg.Connection, spawn_python: SpawnPython, tmp_path: Path, style: str
+) -> None:
+    name = str(db.info.dbname)
+    for setting in (f"datestyle = '{style}'", "intervalstyle = 'iso_8601'", "extra_float_digits = -10"):
+        db.execute(f'alter database "{name}" set {setting}'.encode())
+    site = Site(spawn_python, dsn, tmp_path)
+    worker = site.start()
+    [job_id] = site.enqueue("snooze_once", s=0.3)  # whose next time the promotion reads
+    assert site.await_state(job_id, "completed") == ("completed", 2, 0, 0)
+    worker.stop()
+
+
+def test_a_client_reads_moments_whatever_the_databases_output_style(dsn: str, db: psycopg.Connection) -> None:
+    db.execute(f"alter database \"{db.info.dbname}\" set datestyle = 'German'".encode())
+    with jobq.Client(dsn) as client:
+        job_id = client.enqueue("k", {}).id
+        [row] = db.execute("select extract(epoch from created_at)::float8 from jobq.job").fetchall()
+        assert client.get(job_id).created_at.timestamp() == row[0]
+        [listed] = client.list(jobq.JobFilter()).jobs
+        assert listed.id == job_id
+        assert client.queue_stats()[0].ready == 1
+        client.queues.pause(queue="q")
+        assert len(client.queues.pauses()) == len(client.operator_log()) == 1

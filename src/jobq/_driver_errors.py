@@ -25,8 +25,9 @@ from jobq._messages import migrate_advice
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What psycopg raises when a connection breaks or a statement cannot even be written to it.
-DRIVER_ERRORS: Final = (psycopg.Error, OSError, UnicodeError)
+# What psycopg raises when a connection breaks, when a statement cannot even be written to it, or (no error of
+# its own) when an answer cannot be read: a moment, where the session's DateStyle is not ISO.
+DRIVER_ERRORS: Final = (psycopg.Error, OSError, UnicodeError, NotImplementedError)
 
 # Whole classes of SQLSTATE, then single states, that mean "not now" rather than "not so":
 # connection, resources and system errors; cancelled by a time limit; terminated, crashed,

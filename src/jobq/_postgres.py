@@ -143,6 +143,10 @@ _SESSION_SETTINGS: Final = {
     "idle_session_timeout": "0",  # an idle listener is no fault
     "default_transaction_isolation": "read committed",  # `skip locked` needs it
     "TimeZone": "UTC",
+    # How values look: what the drivers read, and with all their digits.
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
 }
 # Statistics of tables that fill and empty all day are always wrong. The worker's statements are
 # written for one plan each; these settings leave the planner no other (see DESIGN.md).
