@@ -1,6 +1,6 @@
 # Everything a developer does. The work is in scripts/; set-up is repeated only when it must be.
 .DEFAULT_GOAL := help
-.PHONY: help demo check check-fast bench db-up db-down psql clean
+.PHONY: help demo check check-fast chaos bench db-up db-down psql clean
 
 PYTHON := .venv/bin/python
 DATABASE := $(PYTHON) -m jobq.embedded
@@ -21,6 +21,11 @@ check-fast: ## the same without the slow tests and the other versions
 	@scripts/setup dev
 	@scripts/get-pgbouncer
 	@scripts/check fast
+
+chaos: ## every fault under load, minutes each, audited; ARGS="-k failover", JOBQ_LONG_MINUTES=10
+	@scripts/setup dev
+	@scripts/get-pgbouncer
+	@JOBQ_LONG=1 $(PYTHON) -m pytest -s -m slow -p no:randomly -o timeout=3600 tests/test_chaos_*.py $(ARGS)
 
 bench: ## benchmarks; choose with ARGS="drain --quick"
 	@scripts/setup dev

@@ -120,6 +120,12 @@ def test_what_a_fault_may_cost_is_not_held_against_it() -> None:
 # -- jobq itself, broken on purpose -------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is shown here takes no minutes to see, also where the faults of others are made for so long."""
+    monkeypatch.setattr("tests.chaos.stage.LONG", False)
+
+
 def only_wait(stage: Stage) -> None:
     stage.pause(1000.0, 1000.0)
 

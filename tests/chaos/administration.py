@@ -94,7 +94,7 @@ def change_and_take_back(stage: Stage) -> None:
         for statement in change.undo.split("; "):
             stage.sql(statement)
         stage.sql(_END_PRODUCERS)
-        stage.await_work()
+        stage.await_work(after=change.name)
         stage.count("changes")
 
 

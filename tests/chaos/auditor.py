@@ -195,7 +195,11 @@ def valid_leases_never_overlap(case: Case) -> Iterator[object]:
                 continue  # the claim was forgotten by the server itself, or the id was given out again
             over_at = case.state.ended_at.get(first.worker_id)
             if over_at is None or over_at > second.started_at:
-                yield f"job {job_id} attempts {first.attempt} and {second.attempt}"
+                yield (
+                    f"job {job_id} ({first.token}): attempt {first.attempt} ran from {first.started_at:.3f}"
+                    f" to {first.ended_at}, its lease until {over_at},"
+                    f" and attempt {second.attempt} from {second.started_at:.3f}"
+                )
 
 
 def completions_are_of_who_ran(case: Case) -> Iterator[object]:

@@ -98,6 +98,9 @@ def misbehave(stage: Stage) -> None:
             break
         stage.make("misbehave", do=misdeed)
         stage.count(f"({misdeed})")
+    # all have done their worst: one that never ends is begun once, and ends with its process
+    waiting = "select count(*) from jobq.jobs where kind = 'misbehave' and state = 'ready' and attempt = 0"
+    eventually(lambda: stage.sql(waiting) == [(0,)], 30.0, what="every misdeed is done")
     for supervisor in list(stage.workers):
         stage.retire(supervisor)
         supervisor.terminate()

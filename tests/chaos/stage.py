@@ -75,7 +75,7 @@ class Stage:
         client: more arguments of the workers' clients.
         sabotage: a fault of jobq's own, see `sabotage`.
         supervised: whether the workers are the processes of one ``jobqctl worker``.
-        clocks: how wrong the wall clocks of the workers are, in turn; see `sabotage.set_clock`.
+        clocks: how wrong the wall clocks of the workers are, in turn; see `clocks.set_clock`.
         load: what the producers make.
         config: fields of WorkerConfig; times in seconds.
     """
@@ -108,6 +108,7 @@ class Stage:
         self._load = load
         self._config = config
         self._numbers = itertools.count(1)
+        self.code: Path | None = None  # where the processes to be started have jobq from, if not from here
         self._journal = Journal(folder / "stage.notes")
         self.rng = random.Random(SEED)
         self.workers: list[PythonProcess] = []
@@ -131,7 +132,7 @@ class Stage:
             "clock": next(self._clocks),
             "config": self._config,
         }
-        process = self._spawn("-m", "tests.chaos.worker", json.dumps(settings), cwd=ROOT)
+        process = self._spawn("-m", "tests.chaos.worker", json.dumps(settings), cwd=ROOT, env=self._env())
         self.workers.append(process)
         if wait:
             process.wait_for_output("works on")
@@ -179,9 +180,12 @@ class Stage:
             "seed": self.rng.random(),
             **self._load._asdict(),
         }
-        process = self._spawn("-m", "tests.chaos.producer", json.dumps(settings), cwd=ROOT)
+        process = self._spawn("-m", "tests.chaos.producer", json.dumps(settings), cwd=ROOT, env=self._env())
         self.producers.append(process)
         return process
+
+    def _env(self) -> dict[str, str]:
+        return {} if self.code is None else {"PYTHONPATH": str(self.code)}
 
     def _notes(self, who: str) -> str:
         return str(self.folder / f"{who} {next(self._numbers)}.notes")
@@ -272,7 +276,9 @@ class Stage:
         return None
 
     def stop_workers(self) -> None:
-        """Stop all workers in order."""
+        """Stop all workers in order, those that have just been started when they are up."""
+        for worker in self.workers:
+            worker.wait_for_output("works on", 60.0)
         for worker in self.workers:
             worker.signal(signal.SIGCONT)
             worker.terminate()
@@ -322,12 +328,12 @@ class Stage:
             cursor = connection.execute(text.encode(), params or None)
             return cursor.fetchall() if cursor.description else []
 
-    def await_work(self, timeout_s: float = 30.0) -> None:
+    def await_work(self, timeout_s: float = 30.0, *, after: str = "the fault") -> None:
         """Wait until jobs end that were claimed after now, and keep the longest time that it took."""
         began = time.monotonic()
         [(now,)] = self.sql("select clock_timestamp()")
         ended = "select exists (select from jobq.finished where claimed_at > %s)"
-        eventually(lambda: self.sql(ended, now) == [(True,)], timeout_s, what="work goes on")
+        eventually(lambda: self.sql(ended, now) == [(True,)], timeout_s, what=f"work goes on after {after}")
         self.note_longest("s longest until work went on", time.monotonic() - began)
 
     def await_answers(self, timeout_s: float = 30.0) -> None:

@@ -1,0 +1,88 @@
+"""A rolling upgrade: code and schema of one version before, and today's beside them, under load.
+
+The version before is taken from the repository's history; a copy without one cannot run this.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+import pytest
+
+import jobq
+from tests.chaos.stage import ROOT, Stage, assert_kept
+
+if TYPE_CHECKING:
+    from tests.conftest import SpawnPython
+
+pytestmark = pytest.mark.slow
+
+# From the first release on: its tag. The newest migration is the one that came after it.
+BEFORE: Final = "0002_operation.sql"
+
+
+def git(*arguments: str) -> bytes:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, capture_output=True).stdout
+
+
+@pytest.fixture
+def old_code(tmp_path: Path) -> Path:
+    """Unpack jobq as it was before its newest migration; return what to put on its path."""
+    try:
+        migration = f"src/jobq/migrations/{BEFORE}"
+        added = git("log", "--format=%H", "--diff-filter=A", "--", migration).decode().split()[-1]
+        archive = git("archive", f"{added}^", "src")
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        pytest.skip("there is no history to take the version before from")
+    with tarfile.open(fileobj=BytesIO(archive)) as tar:
+        tar.extractall(tmp_path / "old", filter="data")
+    return tmp_path / "old" / "src"
+
+
+def migrate_with(code: Path, dsn: str) -> None:
+    program = "import sys, jobq; jobq.migrate(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-c", program, dsn], check=True, env={**os.environ, "PYTHONPATH": str(code)}
+    )
+
+
+def test_old_and_new_code_beside_each_other_while_the_schema_is_upgraded(
+    spawn_python: SpawnPython, empty_dsn: str, tmp_path: Path, old_code: Path
+) -> None:
+    migrate_with(old_code, empty_dsn)
+    assert versions(empty_dsn) == [1]
+    stage = Stage(spawn_python, empty_dsn, tmp_path)
+    stage.code = old_code
+
+    def roll(stage: Stage) -> None:
+        stage.pause(1.0, 1.0)
+        jobq.migrate(empty_dsn)  # while old producers and workers work
+        stage.await_work()
+        stage.code = None
+        new = stage.start_producer()
+        new.wait_for_output("PRODUCES")
+        for worker in list(stage.workers):
+            stage.retire(worker)
+            stage.workers[-1].wait_for_output("works on")
+            worker.terminate()
+            assert worker.wait(15.0) == 0, worker.output
+        stage.pause(1e9, 1e9)
+
+    verdict = stage.run(roll, 8.0)
+    assert_kept(verdict)
+    assert stage.evidence().refusals == {}, "an upgrade fails nobody's enqueue"
+    newest = max((Path(jobq.__file__).parent / "migrations").glob("*.sql"))
+    assert newest.name == BEFORE, "a new migration: the version before is the one before that"
+    assert versions(empty_dsn) == [1, 2]
+
+
+def versions(dsn: str) -> list[int]:
+    with psycopg.connect(dsn) as connection:
+        return [row[0] for row in connection.execute("select version from jobq.schema_version order by 1")]
