@@ -64,6 +64,17 @@ def pinned(cores: Sequence[int] | None) -> Generator[None]:
         os.sched_setaffinity(0, before)
 
 
+def repin(pid: int, cores: Sequence[int]) -> None:
+    """Move a process and its children to other cores; those that it starts from now on go with it."""
+    os.sched_setaffinity(pid, cores)
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended
+                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                if int(parent) == pid:
+                    os.sched_setaffinity(int(folder.name), cores)
+
+
 @contextlib.contextmanager
 def preferred(pids: Sequence[int], niceness: int) -> Generator[None]:
     """Give processes, and those that they start from now on, another priority for a while.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 
 import jobq
-from jobq._bench.cores import Pin, cores_of, others_than, pinned, preferred
+from jobq._bench.cores import CannotPin, Pin, cores_of, others_than, pinned, preferred, repin
 from jobq._bench.hands import Hand, hired
 from jobq._bench.meter import Meter, Reading, cpu_between, filesystem_of
 from jobq._bench.result import Cost
@@ -119,7 +119,7 @@ class Lab:
         size: Size,
         placement: Mapping[str, object],
     ) -> None:
-        self.cores: Final = cores
+        self.cores = cores
         self.size: Final = size
         self.meter: Final = meter
         self._server = server
@@ -150,6 +150,27 @@ class Lab:
         """Start processes to measure, pinned with the server."""
         with hired(count, self.cores) as hands:
             yield hands
+
+    @contextlib.contextmanager
+    def on_two_cores(self) -> Generator[None]:
+        """Let the server, and hands that start meanwhile, use two cores instead of one.
+
+        Raises:
+            BenchError: the lab is not on one core, or there is no second one.
+        """
+        if self.cores is None or len(self.cores) != 1:
+            raise BenchError("this lab has more than one core already")
+        try:
+            two = cores_of(Pin.TWO)
+        except CannotPin as error:
+            raise BenchError(str(error)) from error
+        one, self.cores = self.cores, two
+        repin(self.meter.postmaster_pid, two or [])
+        try:
+            yield
+        finally:
+            self.cores = one
+            repin(self.meter.postmaster_pid, one)
 
     def settings(self, **more: object) -> dict[str, object]:
         """Return everything that a figure depends on, with what a bench adds."""

@@ -16,7 +16,7 @@ from jobq._bench.meter import server_cpu_s as read_server_cpu_s
 from jobq._bench.payload import KIND
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 
     import psycopg
 
@@ -67,11 +67,28 @@ class DrainReply:
         return cls(seconds, server_s, time.process_time() - client_cpu_s)
 
 
-def fill(client: jobq.Client, jobs: int) -> None:
-    """Enqueue so many jobs, in bulk."""
-    for begin in range(0, jobs, BULK_CALL):
-        count = min(BULK_CALL, jobs - begin)
-        client.enqueue_many([jobq.NewJob(EMAIL, EMAIL_ARGS) for _ in range(count)])
+def new_email(number: int) -> jobq.NewJob:  # noqa: ARG001 - what `fill` asks for
+    """Return the job that most benches enqueue."""
+    return jobq.NewJob(EMAIL, EMAIL_ARGS)
+
+
+def fill(
+    client: jobq.Client,
+    jobs: int,
+    make: Callable[[int], jobq.NewJob] = new_email,
+    *,
+    call: int = BULK_CALL,
+) -> None:
+    """Enqueue so many jobs, in bulk.
+
+    Args:
+        client: with what.
+        jobs: how many.
+        make: returns the job of each number.
+        call: how many in one call.
+    """
+    for begin in range(0, jobs, call):
+        client.enqueue_many([make(number) for number in range(begin, min(begin + call, jobs))])
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
@@ -86,10 +103,11 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
 
 @contextlib.asynccontextmanager
-async def working(dsn: str, jobs: jobq.Jobs, slots: int) -> AsyncGenerator[jobq.AsyncClient]:
+async def working(dsn: str, jobs: jobq.Jobs, queues: int | Mapping[str, int]) -> AsyncGenerator[jobq.AsyncClient]:
     """Run a worker with its defaults while the block runs; then stop it and wait for its end."""
+    slots = {"default": queues} if isinstance(queues, int) else queues
     async with jobq.AsyncClient(dsn) as client:
-        worker = jobq.Worker(client, jobs, jobq.WorkerConfig(queues={"default": slots}))
+        worker = jobq.Worker(client, jobs, jobq.WorkerConfig(queues=slots))
         running = asyncio.create_task(worker.run(handle_signals=False))
         try:
             yield client

@@ -1,0 +1,147 @@
+"""Benches of a worker beside the same worker with plainer work: one variation of a queue each.
+
+* lanes: jobs spread over 100 queues, or over all 19 priorities, beside one queue and one priority;
+* retries: jobs that each fail once beside jobs that do not; an attempt is twice recorded then;
+* duration: handlers that sleep, beside what so many slots could do at the most;
+* processes: one to eight worker processes on one core, and two on two cores, beside one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import jobq
+from jobq._bench import workload
+from jobq._bench.lab import BenchError, Window
+from jobq._bench.rates import rate_result
+from jobq._bench.result import Floor, Result, Spread
+from jobq._bench.workers import FAILING, Work, serve, stretch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from jobq._bench.lab import Lab
+
+QUEUES: Final = 100
+SLOTS: Final = 200
+PLAIN: Final = Work()
+TWO_CORES: Final = Floor("ratio", 1.5)
+DURATIONS_MS: Final = (1, 10, 100)
+PROCESSES: Final = (2, 4, 8)
+
+Runs = list[tuple[int, Window]]
+
+
+def lanes(lab: Lab) -> Iterator[Result]:
+    """Measure jobs in many queues, and of many priorities."""
+    many = Work(queues={f"queue{n}": SLOTS // QUEUES for n in range(QUEUES)})
+    cases: Mapping[str, tuple[Work, Callable[[int], jobq.NewJob]]] = {
+        f"{QUEUES} queues": (many, lambda n: _job(queue=f"queue{n % QUEUES}")),
+        "19 priorities": (PLAIN, lambda n: _job(priority=n % 19 - 9)),
+    }
+    jobs = lab.pick(full=100_000, quick=40_000, tiny=1_000)
+    yield from _beside_plain(lab, "lanes", cases, jobs, "the same worker, one queue and one priority")
+
+
+def retries(lab: Lab) -> Iterator[Result]:
+    """Measure jobs that each fail once."""
+    cases: Mapping[str, tuple[Work, Callable[[int], jobq.NewJob]]] = {
+        "each fails once": (PLAIN, lambda _: jobq.NewJob(FAILING, workload.EMAIL_ARGS)),
+    }
+    jobs = lab.pick(full=50_000, quick=20_000, tiny=1_000)
+    yield from _beside_plain(lab, "retries", cases, jobs, "the same worker, jobs that do not fail")
+
+
+def _job(**options: Any) -> jobq.NewJob:
+    return jobq.NewJob(workload.EMAIL, workload.EMAIL_ARGS, **options)
+
+
+def _beside_plain(
+    lab: Lab,
+    bench: str,
+    cases: Mapping[str, tuple[Work, Callable[[int], jobq.NewJob]]],
+    jobs: int,
+    yardstick_name: str,
+) -> Iterator[Result]:
+    plain: Runs = []
+    runs: dict[str, Runs] = {name: [] for name in cases}
+    for _ in range(lab.pick(full=5, quick=2, tiny=1)):
+        plain.append(drained(lab, PLAIN, jobs))
+        for name, (work, make) in cases.items():
+            runs[name].append(drained(lab, work, jobs, make))
+    for name, windows in runs.items():
+        yield rate_result(
+            bench,
+            name,
+            windows,
+            plain,
+            yardstick_name=yardstick_name,
+            floor=None,
+            settings=lab.settings(slots=cases[name][0].slots, worker_processes=1),
+        )
+
+
+def drained(
+    lab: Lab, work: Work, jobs: int, make: Callable[[int], jobq.NewJob] = workload.new_email, count: int = 1
+) -> tuple[int, Window]:
+    """Have workers drain a fresh database, and measure their middle."""
+    with lab.database() as database, lab.hands(count) as working:
+        with jobq.Client(database.dsn) as client:
+            workload.fill(client, jobs, make)
+        for hand in working:
+            hand.start(serve, database.dsn, work)
+        return stretch(lab, database, working, jobs)
+
+
+def duration(lab: Lab) -> Iterator[Result]:
+    """Measure handlers that take their time: with enough slots a worker should keep them all busy."""
+    rounds = lab.pick(full=3, quick=2, tiny=1)
+    for sleep_ms in DURATIONS_MS:
+        most = SLOTS / sleep_ms * 1e3
+        seconds = lab.pick(full=10.0, quick=4.0, tiny=0.4)
+        jobs = int(min(most, 20_000) * seconds)
+        runs = [drained(lab, Work(sleep_s=sleep_ms / 1e3), jobs) for _ in range(rounds)]
+        result = rate_result(
+            "duration",
+            f"{sleep_ms} ms",
+            runs,
+            runs,
+            yardstick_name=f"{SLOTS} slots that are never empty",
+            floor=None,
+            settings=lab.settings(slots=SLOTS, handler=f"async, sleeps {sleep_ms} ms"),
+        )
+        value = result.value
+        ratio = Spread(value.median / most, value.least / most, value.most / most)
+        yield replace(result, yardstick=Spread.of([most]), ratio=ratio, cpu_ratio=None)
+
+
+def processes(lab: Lab) -> Iterator[Result]:
+    """Measure several worker processes on one core, and two on two."""
+    jobs = lab.pick(full=100_000, quick=40_000, tiny=2_000)
+    one: Runs = []
+    several: dict[int, Runs] = {count: [] for count in PROCESSES}
+    spread: Runs = []
+    rounds = lab.pick(full=5, quick=2, tiny=1)
+    for _ in range(rounds):
+        one.append(drained(lab, PLAIN, jobs))
+        for count, runs in several.items():
+            runs.append(drained(lab, PLAIN, jobs, count=count))
+        try:
+            with lab.on_two_cores():
+                spread.append(drained(lab, PLAIN, jobs, count=2))
+        except BenchError:
+            continue  # there is no second core: nothing to say about two
+    cases = [(f"{count} processes", runs, count, None) for count, runs in several.items()]
+    if spread:
+        cases.append(("two cores, 2 processes", spread, 2, TWO_CORES))  # type: ignore[arg-type]
+    for name, runs, count, floor in cases:
+        yield rate_result(
+            "processes",
+            name,
+            runs,
+            one,
+            yardstick_name="one process on one core",
+            floor=floor,
+            settings=lab.settings(slots=SLOTS, worker_processes=count, jobs=jobs),
+        )
