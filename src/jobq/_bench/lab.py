@@ -137,9 +137,9 @@ class Lab:
         return {Size.FULL: full, Size.QUICK: quick, Size.TINY: tiny}[self.size]
 
     @contextlib.contextmanager
-    def database(self) -> Generator[Database]:
-        """Make a migrated database, and drop it with whoever is still connected."""
-        name = self._databases.create(template=_TEMPLATE)
+    def database(self, *, migrated: bool = True) -> Generator[Database]:
+        """Make a database, and drop it with whoever is still connected."""
+        name = self._databases.create(template=_TEMPLATE if migrated else None)
         try:
             yield Database(name, self._server.dsn(name))
         finally:
@@ -150,6 +150,11 @@ class Lab:
         """Start processes to measure, pinned with the server."""
         with hired(count, self.cores) as hands:
             yield hands
+
+    @property
+    def folder(self) -> Path:
+        """Where the server's data are, and other servers' may be."""
+        return self._server.data_dir.parent
 
     @contextlib.contextmanager
     def on_two_cores(self) -> Generator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from jobq._bench import bulk, drain, horizon, pickup, punctual, retention, single, unique, worked
+from jobq._bench import beside, bulk, drain, horizon, pickup, punctual, retention, single, unique, worked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,12 +37,15 @@ BENCHES: Final = {
         Bench("drain", "a worker on a full queue, beside the bare loop", drain.run),
         Bench("lanes", "a worker on 100 queues, or on all priorities, beside one of each", worked.lanes),
         Bench("retries", "jobs that each fail once, beside jobs that do not", worked.retries),
-        Bench("duration", "handlers that take their time, beside slots that are never empty", worked.duration),
+        Bench(
+            "duration", "handlers that take their time, beside slots that are never empty", worked.duration
+        ),
         Bench("processes", "several worker processes, on one core and on two, beside one", worked.processes),
         Bench("pickup", "from commit to the handler's start, on an idle worker", pickup.run),
         Bench("punctual", "how late scheduled jobs start", punctual.run),
         Bench("retention", "what it costs to remove a finished job, and whether it keeps up", retention.run),
         Bench("horizon", "a job's cost under a pinned vacuum horizon, later beside earlier", horizon.run),
+        Bench("neighbours", "drain, bulk enqueue and pickup beside other queues", beside.run),
         Bench("unique", "an enqueue whose keys were used many times, later beside earlier", unique.run),
     )
 }

@@ -26,6 +26,8 @@ _LEFT: Final = {0, 5}  # columns of words
 
 def print_report(results: Sequence[Result]) -> None:
     """Print the results of one bench: a table, what its yardstick was, and the settings."""
+    if not results:
+        return
     rows = [_row(result) for result in results]
     _print_table(rows)
     for name in dict.fromkeys(result.yardstick_name for result in results):

@@ -78,7 +78,7 @@ def serve(dsn: str, work: Work) -> None:
     """Work, reporting progress in handlers run, until the process is ended. For a hand."""
     logging.getLogger("jobq").addHandler(logging.NullHandler())  # a log nobody reads, as in production
     # a process that handlers run in is a child, which a hand, a daemon to multiprocessing, may not have
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # pyright: ignore
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
     async def main() -> None:
         async with workload.working(dsn, registry(work), work.queues):

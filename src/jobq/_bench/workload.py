@@ -103,7 +103,9 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
 
 @contextlib.asynccontextmanager
-async def working(dsn: str, jobs: jobq.Jobs, queues: int | Mapping[str, int]) -> AsyncGenerator[jobq.AsyncClient]:
+async def working(
+    dsn: str, jobs: jobq.Jobs, queues: int | Mapping[str, int]
+) -> AsyncGenerator[jobq.AsyncClient]:
     """Run a worker with its defaults while the block runs; then stop it and wait for its end."""
     slots = {"default": queues} if isinstance(queues, int) else queues
     async with jobq.AsyncClient(dsn) as client:

@@ -1,0 +1,2 @@
+# pyright: basic, reportMissingImports=false
+"""Scripts that run other queues inside their own environments; `runner` tells what one defines."""
