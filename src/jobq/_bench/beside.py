@@ -23,7 +23,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from jobq._bench.environments import NEIGHBOURS, Absent, Neighbour, interpreter_of, redis_server
 from jobq._bench.lab import BenchError, Window
@@ -125,7 +125,7 @@ class Hired:
         if cores is not None:
             os.sched_setaffinity(self._process.pid, cores)
 
-    def __enter__(self) -> Hired:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -316,8 +316,7 @@ def _about(one: Neighbour, absent: dict[str, str]) -> dict[str, object]:
 def settings_of(name: str) -> dict[str, object]:
     """Return what a script says of its settings, without importing it: its library is not here."""
     for node in ast.parse((SCRIPTS / f"{name}_.py").read_text()).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            if node.targets[0].id == "SETTINGS":
-                settings: dict[str, object] = ast.literal_eval(node.value)
-                return settings
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SETTINGS":
+            settings: dict[str, object] = ast.literal_eval(node.value)
+            return settings
     raise BenchError(f"{name}_.py has no SETTINGS")

@@ -19,9 +19,12 @@ _handle: Any = None
 
 
 @worker(queue="default")
-class SendEmail:
+class _SendEmail:
     async def process(self, job: Any) -> None:
         await _handle(job.args)
+
+
+SendEmail: Any = _SendEmail
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 from pgqueuer import PgQueuer
 from pgqueuer.db import AsyncpgDriver
-from pgqueuer.models import Job
+from pgqueuer.models import Job  # noqa: TC002 - the library reads the annotation
 from pgqueuer.queries import Queries
 
 if TYPE_CHECKING:
