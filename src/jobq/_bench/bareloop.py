@@ -38,11 +38,12 @@ _LEASE_S: Final = 3600.0  # nobody renews it
 class BareLoop:
     """A registered worker identity, its connection and its marks."""
 
-    def __init__(self, dsn: str, worker_id: int = 1) -> None:
+    def __init__(self, dsn: str, worker_id: int | None = None) -> None:
         self._session = SyncSession.open(dsn, schema=SCHEMA, name="bare loop", plan_settings=True)
         cursor = sync_cursor(self._session.connection)
         # not the session's own run(), whose guard against a silent server costs a thread a call
         self._execute: Callable[[Call], Rows] = lambda call: execute(cursor, call, prepare=True)
+        worker_id = worker_id or os.getpid()
         self._worker_id = worker_id
         self._marks = LaneMarks()
         self._refreshed_s = -REFRESH_S

@@ -5,7 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from jobq._bench import beside, bulk, drain, horizon, pickup, punctual, retention, single, unique, worked
+from jobq._bench import (
+    beside,
+    bulk,
+    cycle,
+    drain,
+    growth,
+    history,
+    horizon,
+    imports,
+    memory,
+    notify,
+    pickup,
+    punctual,
+    retention,
+    single,
+    sizes,
+    snooze,
+    statements,
+    unique,
+    worked,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +54,12 @@ BENCHES: Final = {
     for bench in (
         Bench("bulk", "enqueue_many in calls of 1,000, beside the payload rows alone", bulk.run),
         Bench("single", "one enqueue at a time, beside a bare INSERT of the payload row", single.run),
+        Bench("notify", "an enqueue that wakes nobody, might, or does", notify.run),
+        Bench(
+            "transaction",
+            "an enqueue in a caller's transaction, beside an INSERT",
+            notify.run_in_transactions,
+        ),
         Bench("drain", "a worker on a full queue, beside the bare loop", drain.run),
         Bench("lanes", "a worker on 100 queues, or on all priorities, beside one of each", worked.lanes),
         Bench("retries", "jobs that each fail once, beside jobs that do not", worked.retries),
@@ -42,6 +68,16 @@ BENCHES: Final = {
         ),
         Bench("processes", "several worker processes, on one core and on two, beside one", worked.processes),
         Bench("pickup", "from commit to the handler's start, on an idle worker", pickup.run),
+        Bench("cycle", "bulk enqueue and drain at the same time", cycle.run),
+        Bench("halfload", "pickup while the worker has half of what it can do", cycle.run_at_half_load),
+        Bench("payload", "WAL a job by the size of its arguments", sizes.run),
+        Bench("history", "a job's cost beside millions of finished and scheduled ones", history.run),
+        Bench("length", "a job's cost by how many wait", growth.length),
+        Bench("connections", "a job's cost by how many claim at once", growth.connections),
+        Bench("snooze", "jobs that come back hundreds of times under a pinned horizon", snooze.run),
+        Bench("statements", "statements and round trips a job", statements.run),
+        Bench("memory", "what a worker holds, idle and after very many jobs", memory.run),
+        Bench("import", "import jobq beside import psycopg", imports.run),
         Bench("punctual", "how late scheduled jobs start", punctual.run),
         Bench("retention", "what it costs to remove a finished job, and whether it keeps up", retention.run),
         Bench("horizon", "a job's cost under a pinned vacuum horizon, later beside earlier", horizon.run),

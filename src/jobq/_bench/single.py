@@ -62,7 +62,7 @@ def _measure(lab: Lab, clients: int, floor: Floor) -> Iterator[Result]:
         for number in range(rounds):
             # whoever comes later may profit or suffer: they take turns in that too
             for work, windows in turns if number % 2 else reversed(turns):
-                windows.append(_slice(lab, hands, work, database.dsn, slice_s))
+                windows.append(slice_of(lab, hands, work, database.dsn, slice_s))
     case = f"{clients} client{'s' if clients > 1 else ''}"
     settings = lab.settings(slots=None, clients=clients, listeners=0)
     for which, name, yardstick in (
@@ -80,9 +80,10 @@ def _measure(lab: Lab, clients: int, floor: Floor) -> Iterator[Result]:
         )
 
 
-def _slice(
+def slice_of(
     lab: Lab, hands: Sequence[Hand], work: Callable[[str, float], int], dsn: str, seconds: float
 ) -> tuple[int, Window]:
+    """Have all hands do the same for a while; return how often they did, and the window."""
     before = lab.meter.read()
     replies = call_all(hands, work, dsn, seconds)
     window = Window.between(before, lab.meter.read(), sum(reply.cpu_s for reply in replies))
@@ -104,13 +105,13 @@ def _cursor(dsn: str) -> SyncCursor:
 def enqueue(dsn: str, seconds: float) -> int:
     """Enqueue for so long; return how many jobs. For a hand, which keeps its client."""
     client = _client(dsn)
-    return _repeat(lambda: client.enqueue(workload.EMAIL, workload.EMAIL_ARGS), seconds)
+    return repeat(lambda: client.enqueue(workload.EMAIL, workload.EMAIL_ARGS), seconds)
 
 
 def insert_payloads(dsn: str, seconds: float) -> int:
     """Insert payload rows for so long; return how many. For a hand, which keeps its connection."""
     cursor = _cursor(dsn)
-    return _repeat(lambda: payload.insert_one(cursor), seconds)
+    return repeat(lambda: payload.insert_one(cursor), seconds)
 
 
 @functools.cache
@@ -129,10 +130,11 @@ def insert_as_applications_do(dsn: str, seconds: float) -> int:
             args = Jsonb(asdict(workload.EMAIL_ARGS))
             connection.execute(payload.INSERT_PLAIN, [payload.KIND, args, 25, 3600.0]).fetchone()
 
-    return _repeat(insert, seconds)
+    return repeat(insert, seconds)
 
 
-def _repeat(operation: Callable[[], object], seconds: float) -> int:
+def repeat(operation: Callable[[], object], seconds: float) -> int:
+    """Do something for so long; return how often."""
     done = 0
     end_s = time.monotonic() + seconds
     while not done or time.monotonic() < end_s:

@@ -7,6 +7,7 @@ from typing import Final
 import click
 
 from jobq import __version__
+from jobq.cli.bench import bench
 from jobq.cli.completion import completion
 from jobq.cli.demo import demo
 from jobq.cli.doctor import doctor
@@ -23,7 +24,7 @@ from jobq.cli.worker import worker
 from jobq.cli.workers import workers
 
 _COMMANDS: Final = (
-    cancel, completion, delete, demo, doctor, enqueue, list_, log, migrate, move, pause, pauses, periodic,
+    bench, cancel, completion, delete, demo, doctor, enqueue, list_, log, migrate, move, pause, pauses, periodic,
     reschedule, resume, retention, retry, show, stats, worker, workers,
 )  # fmt: skip
 
