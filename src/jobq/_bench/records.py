@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from jobq._bench.result import Result
 
@@ -39,7 +39,7 @@ class Recorder:
 
 
 def commit_of(folder: Path) -> str | None:
-    """Return the commit that is checked out there, ``+`` behind it where files differ; ``None`` without one."""
+    """Return the commit that is checked out there, ``+`` behind it where the package differs."""
     head = _git(folder, "rev-parse", "--short=10", "HEAD")
     if head is None:
         return None

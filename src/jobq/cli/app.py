@@ -24,8 +24,8 @@ from jobq.cli.worker import worker
 from jobq.cli.workers import workers
 
 _COMMANDS: Final = (
-    bench, cancel, completion, delete, demo, doctor, enqueue, list_, log, migrate, move, pause, pauses, periodic,
-    reschedule, resume, retention, retry, show, stats, worker, workers,
+    bench, cancel, completion, delete, demo, doctor, enqueue, list_, log, migrate, move, pause, pauses,
+    periodic, reschedule, resume, retention, retry, show, stats, worker, workers,
 )  # fmt: skip
 
 

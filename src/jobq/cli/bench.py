@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Any, Final
 
 import click
 
-_PASS_ON = {"ignore_unknown_options": True, "help_option_names": []}
+_PASS_ON: Final[dict[str, Any]] = {"ignore_unknown_options": True, "help_option_names": []}
 
 
 @click.command(context_settings=_PASS_ON, add_help_option=False)
