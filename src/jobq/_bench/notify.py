@@ -19,8 +19,8 @@ from jobq._bench import payload, workload
 from jobq._bench.hands import call_all
 from jobq._bench.rates import rate_result
 from jobq._bench.single import insert_payloads, repeat, slice_of
-from jobq._enqueue import notify_channel
 from jobq._operation import in_schema
+from jobq._statements.enqueue import notify_channel
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
