@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import jobq
-from jobq.cli import output
+from jobq.cli import escapes
 from jobq.cli.app import app
 from jobq.cli.parsing import parse_length
 
@@ -432,10 +432,10 @@ def test_completion_prints_a_script_that_names_the_program(dsn: str, shell: str)
 
 
 def test_nothing_that_a_terminal_obeys_is_printed() -> None:
-    assert output.safe("a\x1b[31m\u202e\x9b\u2028\ud800\x00") == "a\\x1b[31m\\u202e\\x9b\\u2028\\ud800\\x00"
-    assert output.safe("漢字 é 👩\u200d🚀") == "漢字 é 👩\u200d🚀"
-    assert output.safe("a\nb\tc", keep_lines=True) == "a\nb\tc"
-    assert output.safe("a\nb") == "a\\nb"
+    assert escapes.safe("a\x1b[31m\u202e\x9b\u2028\ud800\x00") == "a\\x1b[31m\\u202e\\x9b\\u2028\\ud800\\x00"
+    assert escapes.safe("漢字 é 👩\u200d🚀") == "漢字 é 👩\u200d🚀"
+    assert escapes.safe("a\nb\tc", keep_lines=True) == "a\nb\tc"
+    assert escapes.safe("a\nb") == "a\\nb"
 
 
 def jobqctl(*arguments: str) -> list[str]:
