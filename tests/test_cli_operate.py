@@ -290,6 +290,7 @@ def test_a_bulk_retry_names_the_job_whose_key_is_held_and_does_the_others(
         (("reschedule", "1", "--delay", "1h", "--run-at", "2030-01-01T00:00:00Z"), "when?"),
         (("retry", "--state", "running", "--yes"), "applies to jobs that are discarded"),
         (("list", "--after", "bla"), "--after bla: what the page before printed after `more: add --after`"),
+        (("pause", "--queue", "q", "--until", "2020-01-01T00:00:00Z"), "2020-01-01 00:00:00Z has passed"),
         (("pause",), "give --queue or --kind, one of them"),
         (("resume", "--queue", "a", "--kind", "b"), "give --queue or --kind, one of them"),
         (("log", "--limit", "0"), "limit"),

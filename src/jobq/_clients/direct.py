@@ -41,7 +41,7 @@ _TUPLES_OK: Final = int(ExecStatus.TUPLES_OK)
 _SUCCESS: Final = frozenset(map(int, (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY)))
 # A prepared statement that is of no use any more, for a migration has changed the type of a column, or that
 # has gone unseen: the connection is given up, and all that it has prepared with it.
-_STALE: Final = frozenset({"0A000", "26000"})
+_STALE: Final = frozenset({"0A000", "26000", "42P05"})
 
 
 class _Statement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -14,8 +14,6 @@ from jobq.cli.output import JSON_OPTION, cell, print_json, print_table
 from jobq.cli.parsing import parse_instant, parse_length
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from jobq._clients.client import Client
     from jobq._statements.retention import Keep, Retention
     from jobq.cli.output import Cell
@@ -45,6 +43,8 @@ def pause(
 ) -> None:
     """Have workers start no more jobs of a queue, or of a kind, within a second. What runs goes on."""
     _check_target(queue, kind)
+    if until is not None and until <= datetime.now(UTC):
+        raise click.BadParameter(f"{cell(until)} has passed", param_hint="--until")
     client.queues.pause(queue, kind=kind, reason=reason, by=by, until=until)
     ends = "it is resumed" if until is None else cell(until)
     click.echo(f"{_named(queue, kind)} is paused until {ends}")
