@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CHUNK: Final = 65_536
+_END_TIMEOUT_S: Final = 5.0  # clients come to an end before their proxy does
 _QUERY, _EXECUTE, _PARSE, _READY = b"Q"[0], b"E"[0], b"P"[0], b"Z"[0]
 _HEAD: Final = 5  # a message's type and its length
 
@@ -56,7 +57,9 @@ class Wire:
         self.address: Final = make_conninfo(
             dsn, host="127.0.0.1", port=port, sslmode="disable", gssencmode="disable"
         )
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads: list[threading.Thread] = []
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
 
     def __enter__(self) -> Self:
         return self
@@ -65,6 +68,9 @@ class Wire:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._acceptor.join(_END_TIMEOUT_S)
+        for thread in self._threads:
+            thread.join(_END_TIMEOUT_S)
 
     def read(self) -> Counts:
         """Return the counts so far."""
@@ -77,13 +83,19 @@ class Wire:
                 client, _ = self._listener.accept()
             except OSError:
                 return  # it was closed
-            server = self._connect()
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for source, target, note, startup in (
-                (client, server, self._asked, True),
-                (server, client, self._answered, False),
-            ):
-                threading.Thread(target=_pump, args=(source, target, note, startup), daemon=True).start()
+            thread = threading.Thread(target=self._serve, args=(client, self._connect()), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+        """Pass on what either side says, until one of them ends."""
+        back = threading.Thread(target=_pump, args=(server, client, self._answered, False), daemon=True)
+        back.start()
+        _pump(client, server, self._asked, True)  # noqa: FBT003 - what a thread's target takes
+        back.join()
+        client.close()
+        server.close()
 
     def _connect(self) -> socket.socket:
         host, port = str(self._server.get("host", "")), int(self._server.get("port") or 5432)
