@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 
 import jobq
-from jobq._bench.cores import CannotPin, Pin, cores_of, others_than, pinned, preferred, repin
+from jobq._bench.cores import Pin, cores_of, others_than, pinned, preferred, repin
 from jobq._bench.hands import Hand, hired
 from jobq._bench.meter import Meter, Reading, cpu_between, filesystem_of
 from jobq._bench.result import Cost
@@ -165,12 +165,12 @@ class Lab:
         """
         if self.cores is None or len(self.cores) != 1:
             raise BenchError("this lab has more than one core already")
-        try:
-            two = cores_of(Pin.TWO)
-        except CannotPin as error:
-            raise BenchError(str(error)) from error
+        # the bench itself has moved to what was left
+        two = sorted({*self.cores, *os.sched_getaffinity(0)})[:2]
+        if len(two) < 2:
+            raise BenchError("there is no second core")
         one, self.cores = self.cores, two
-        repin(self.meter.postmaster_pid, two or [])
+        repin(self.meter.postmaster_pid, two)
         try:
             yield
         finally:

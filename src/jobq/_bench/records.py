@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import jobq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from jobq._bench.result import Result
 
@@ -28,7 +30,7 @@ class Recorder:
         self._path = path
         self._head = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": commit_of(path.resolve().parent),
+            "commit": commit_of(Path(jobq.__file__).parent),  # of what was measured, not of the file
         }
 
     def add(self, result: Result) -> None:
@@ -43,7 +45,7 @@ def commit_of(folder: Path) -> str | None:
     head = _git(folder, "rev-parse", "--short=10", "HEAD")
     if head is None:
         return None
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/src")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
     return head + ("+" if changed else "")
 
 

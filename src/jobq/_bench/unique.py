@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from jobq._bench.lab import Database, Lab
 
-FLOOR: Final = Floor("ratio", 2, at_least=False)
+FLOOR: Final = Floor("ratio", 1.3, at_least=False)
 KEYS: Final = BATCH
 TENTHS: Final = 10
 WARM_UP: Final = 20  # calls

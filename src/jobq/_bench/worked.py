@@ -98,7 +98,7 @@ def duration(lab: Lab) -> Iterator[Result]:
     """Measure handlers that take their time: with enough slots a worker should keep them all busy."""
     rounds = lab.pick(full=3, quick=2, tiny=1)
     for sleep_ms in DURATIONS_MS:
-        most = SLOTS / sleep_ms * 1e3
+        most = SLOTS / sleep_ms * 1e3  # what so short handlers cost in CPU time may be less than that
         seconds = lab.pick(full=10.0, quick=4.0, tiny=0.4)
         jobs = int(min(most, 20_000) * seconds)
         runs = [drained(lab, Work(sleep_s=sleep_ms / 1e3), jobs) for _ in range(rounds)]

@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""pgqueuer: over asyncpg, its faster driver, batches of 200; finished jobs move to its log."""
+"""pgqueuer: over asyncpg, its faster driver, batches of 500; finished jobs move to its log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgqueuer.queries import Queries
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-SETTINGS = {"batch_size": 200, "driver": "asyncpg"}
+SETTINGS = {"batch_size": 500, "driver": "asyncpg"}
 
 
 async def install(address: str) -> None:
