@@ -26,10 +26,10 @@ PLOT: Final = ROOT / "docs" / "performance.svg"
 BEGIN, END = "<!-- from bench/history.jsonl: python -m bench.document -->", "<!-- until here -->"
 COURSES: Final = (
     ("drain", "200 slots", "drain beside the bare loop", "#0b5cad"),
-    ("single", "1 client", "single enqueue beside an INSERT", "#b5540a"),
-    ("cycle", "enqueue and drain", "full cycle beside the bare loop", "#3c7a2b"),
+    ("single", "1 client", "enqueue beside an INSERT", "#b5540a"),
+    ("cycle", "enqueue and drain", "cycle beside the bare loop", "#3c7a2b"),
 )
-_WIDTH, _BAR, _LEFT, _TOP = 760, 26, 130, 44
+_WIDTH, _BAR, _LEFT, _TOP = 760, 26, 160, 44
 _BARS_END: Final = 700
 _CHART_HEIGHT: Final = 180
 
@@ -169,7 +169,7 @@ def _drawn_courses(records: Sequence[Record], top: float) -> list[str]:
         joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         drawn.append(f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-width="2"/>')
         drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in points]
-        drawn.append(_text(left + number * 220, base + 30, name, color=color))
+        drawn.append(_text(left + number * 235, base + 30, name, color=color))
     return drawn
 
 

@@ -44,7 +44,8 @@ class Neighbour:
     @property
     def label(self) -> str:
         """What people call it, with its version."""
-        return self.requirements[0].replace("==", " ") if self.requirements else self.name
+        name = self.requirements[0].replace("==", " ") if self.requirements else self.name
+        return name if self.redis is None else f"{name} (Redis)"
 
 
 NEIGHBOURS: Final = (
