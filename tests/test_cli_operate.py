@@ -499,7 +499,7 @@ def test_a_table_in_a_pipe_has_one_line_a_row_however_long(dsn: str, client: job
 
 def test_every_command_is_told_where_the_database_is(dsn: str) -> None:
     for name, command in app.commands.items():
-        if name in {"completion", "periodic"}:
+        if name in {"bench", "completion", "periodic"}:
             continue
         options = {option for parameter in command.params for option in parameter.opts}
         assert {"--dsn"} <= options, name

@@ -193,7 +193,7 @@ def test_a_worker_that_starts_right_after_an_outage_declares_no_living_worker_de
 
 def test_a_worker_that_starts_lets_others_renew_before_it_calls_them_dead(site: Site) -> None:
     """After a failover, too, of which the server that took over says nothing."""
-    paused = site.start(lease=30.0)  # it never doubts that it holds it
+    paused = site.start(lease=30.0, heartbeat=0.5)  # it never doubts that it holds it
     [job_id] = site.enqueue("gate", gate="a")
     site.await_started([job_id])
     paused.pause()
