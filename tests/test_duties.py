@@ -86,6 +86,7 @@ def test_a_lease_is_renewed_until_it_is_declared_over_and_never_after(store: Sto
     assert timedelta(seconds=50) < left <= timedelta(seconds=60)
     assert store.run(expire(SCHEMA)) == []
     assert store.run(renew(SCHEMA, OLD, -1.0))
+    assert store.run(expire(SCHEMA, OLD)) == [], "nobody calls himself dead"
     assert store.run(expire(SCHEMA)) == [(OLD, "old")]
     assert store.run(expire(SCHEMA)) == []
     assert not store.run(renew(SCHEMA, OLD, 60.0))

@@ -46,7 +46,7 @@ EXPIRE: Final = """
 update {schema}.worker set ended_at = clock_timestamp(), end_reason = 'lease ended'
 where ctid = any (array(
     select ctid from {schema}.worker where ended_at is null and lease_until < clock_timestamp()
-       and pg_postmaster_start_time() + (lease_until - heartbeat_at) < clock_timestamp()
+       and id <> $1::int8 and pg_postmaster_start_time() + (lease_until - heartbeat_at) < clock_timestamp()
     for update skip locked))
   and ended_at is null and lease_until < clock_timestamp()
 returning id, name
@@ -221,9 +221,15 @@ def end(schema: str, worker_id: int, reason: str) -> Operation[bool]:
     return bool((yield Call(in_schema(END, schema), (worker_id, reason))))
 
 
-def expire(schema: str) -> Operation[list[tuple[int, str]]]:
-    """Declare over every lease that has run out. Returns those workers' ids and names."""
-    return [(row[0], row[1]) for row in (yield Call(in_schema(EXPIRE, schema)))]
+def expire(schema: str, but: int = 0) -> Operation[list[tuple[int, str]]]:
+    """Declare over every lease that has run out. Returns those workers' ids and names.
+
+    Args:
+        schema: where the queue lives.
+        but: an identity to leave alone: the caller's own, which is about to renew. A process that was
+            frozen for longer than its lease would else be the first to call itself dead.
+    """
+    return [(row[0], row[1]) for row in (yield Call(in_schema(EXPIRE, schema), (but,)))]
 
 
 def promote(

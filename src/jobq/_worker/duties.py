@@ -175,7 +175,9 @@ class Rescuer:
     async def run_once(self) -> int:
         """Do one sweep; return how many jobs were taken back."""
         may_expire = time.monotonic() >= self._expire_from
-        dead = await self._link.run(expire(self._schema)) if may_expire else []
+        current = self._lease.current
+        mine = 0 if current is None else current.id
+        dead = await self._link.run(expire(self._schema, mine)) if may_expire else []
         for worker_id, name in dead:
             logger.warning(
                 "worker %d (%s) is dead: its lease has ended, and its jobs are taken back. "
