@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import DurableServer, SpawnPython
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
 def test_rights_settings_and_limits_that_are_changed_and_taken_back(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import SpawnPython
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 DAY_S: Final = 86_400.0
 CLOCKS: Final = (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import SpawnPython
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
 @pytest.mark.parametrize("is_synchronous", [True, False], ids=["synchronous", "asynchronous"])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import SpawnPython
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
 def test_children_of_a_supervisor_killed_at_random(

@@ -22,7 +22,7 @@ from tests.chaos.stage import ROOT, Stage, assert_kept
 if TYPE_CHECKING:
     from tests.conftest import SpawnPython
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 # From the first release on: its tag. The newest migration is the one that came after it.
 BEFORE: Final = "0002_operation.sql"
