@@ -20,6 +20,7 @@ from jobq._kinds.jobs import Handler, Jobs
 from jobq._kinds.jobtype import JobType, NewJob, prepare, prepare_many
 from jobq._kinds.options import DEFAULTS
 from jobq._types import AttemptError, Job
+from tests.support.process_handlers import in_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -588,3 +589,10 @@ class TestPrepare:
 
 def test_the_default_policy_is_shared_and_not_changed() -> None:
     assert DEFAULT_BACKOFF.cap == timedelta(days=1)
+
+
+def test_a_process_handler_that_a_new_process_would_not_find_is_refused_by_a_worker() -> None:
+    handler = Jobs().handler("crunch", run_in="process")(crunch)  # and `crunch` stays the bare function
+    with pytest.raises(ConfigError, match=r"test_jobs\.crunch, and finds function there"):
+        handler.check_found_by_name()
+    in_process.check_found_by_name()

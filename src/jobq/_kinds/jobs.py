@@ -7,6 +7,7 @@ their own, which it includes), and a worker is given it.
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, Unpack, cast, overload
 
 from jobq._errors import ConfigError, DuplicateKind
@@ -81,6 +82,24 @@ class Handler(JobType[A], Generic[A, R]):
     def __call__(self, job: Job, args: A) -> R:
         """Call the function itself, as a test does."""
         return self.fn(job, args)
+
+    def check_found_by_name(self) -> None:
+        """Make sure that a new process finds this handler where its function's name says, if it runs in one.
+
+        Raises:
+            ConfigError: something else stands there, such as the function without its decorator.
+        """
+        if self.mode != "process":
+            return
+        found: object = sys.modules.get(self.fn.__module__)
+        for part in self.fn.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if not isinstance(found, Handler):
+            raise ConfigError(
+                f"{self.kind!r}: a new process looks for its handler at {self.fn.__module__}."
+                f"{self.fn.__qualname__}, and finds {type(found).__name__} there; keep what the decorator"
+                " returns under the function's own name"
+            )
 
     def encode_result(self, result: object) -> str:
         """Return a return value as the JSON document that is stored.

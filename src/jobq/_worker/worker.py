@@ -60,6 +60,8 @@ class Worker:
         if not isinstance(cast("object", config), WorkerConfig | None):
             raise ConfigError(f"Worker: config={shown(config)}: a jobq.WorkerConfig, or None")
         jobs.prepare()
+        for handler in jobs.handlers:
+            handler.check_found_by_name()
         self._client = client
         self._jobs = jobs
         self._config = config or WorkerConfig()
