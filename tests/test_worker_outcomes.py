@@ -629,7 +629,7 @@ async def test_a_reason_that_is_no_text_and_a_result_that_bites_end_their_own_jo
 
 @pytest.mark.parametrize("sqlstate", ["40P01", "40001", "42501", "XX000"])
 async def test_a_completed_job_stays_completed_whatever_the_server_says_meanwhile(
-    dsn: str, sqlstate: str
+    dsn: str, sqlstate: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs = jobq.Jobs()
 
@@ -647,10 +647,15 @@ async def test_a_completed_job_stays_completed_whatever_the_server_says_meanwhil
         async with working(dsn, jobs) as bench:
             enqueued = await bench.client.enqueue_many(jobq.NewJob(quick, Number(n)) for n in range(10))
             await eventually_async(lambda: bench.worker.stats().unrecorded == 10)
+            await eventually_async(lambda: "cannot be recorded now" in caplog.text)
+            for waiting in range(11, 16):  # claims go on meanwhile, and take the database for well
+                enqueued.append(await bench.client.enqueue(quick, Number(waiting)))
+                await eventually_async(lambda: bench.worker.stats().unrecorded == waiting)  # noqa: B023
+            assert caplog.text.count("cannot be recorded now") == 1
             admin.execute("drop trigger refuse on jobq.finished")
             states = [(await bench.ended(job.id))["state"] for job in enqueued]
-            await eventually_async(lambda: bench.worker.stats().completed == 10)
-    assert states == ["completed"] * 10
+            await eventually_async(lambda: bench.worker.stats().completed == 15)
+    assert states == ["completed"] * 15
 
 
 async def test_a_job_that_somebody_put_into_two_tables_leaves_running_and_does_not_end_the_worker(

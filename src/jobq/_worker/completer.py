@@ -20,7 +20,7 @@ from jobq._worker.observers import Observers
 from jobq._worker.outcome import Completion, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from jobq._worker.config import WorkerConfig
     from jobq._worker.link import Link
@@ -147,26 +147,40 @@ class Completer:
         statement: _Statement[OutcomeT],
     ) -> None:
         """Record one batch, however long the database is away; then account for each item."""
-        again = False
+        try:
+            had, took_s = await self._insist(lambda again: statement(worker_id, batch, again=again))
+        except Error as error:
+            if len(batch) == 1:
+                await self._record_refused(worker_id, batch[0], error)
+                return
+            for item in batch:
+                await self._record(worker_id, [item], statement)
+            return
+        await self._account(worker_id, batch, had, took_s)
+
+    async def _insist(self, attempt: Callable[[bool], Awaitable[set[int]]]) -> tuple[set[int], float]:
+        """Try until the server answers; return its answer, and the seconds that the last try took.
+
+        A deadlock, a right or a table that is missing, a server that is away: none of it is the
+        outcomes' fault, and all of them stay until it is over.
+
+        Args:
+            attempt: one try, told whether an earlier one may have taken effect without a reply.
+
+        Raises:
+            Error: the server refuses what was sent, for what it is.
+        """
+        again, failures = False, 0
         while True:
             started = time.monotonic()
             try:
-                had = await statement(worker_id, batch, again=again)
-                break
+                return await attempt(again), time.monotonic() - started
             except Error as error:
-                if not is_about_data(error):
-                    # A deadlock, a right or a table that is missing, a server that is away: none of
-                    # it is the outcomes' fault, and all of them stay until it is over.
-                    again = again or isinstance(error, DatabaseUnavailable)
-                    await self._wait_after(error)
-                    continue
-                if len(batch) == 1:
-                    await self._record_refused(worker_id, batch[0], error)
-                    return
-                for item in batch:
-                    await self._record(worker_id, [item], statement)
-                return
-        await self._account(worker_id, batch, had, time.monotonic() - started)
+                if is_about_data(error):
+                    raise
+                again = again or isinstance(error, DatabaseUnavailable)
+                failures += 1
+                await self._wait_after(error, failures)
 
     async def _account(self, worker_id: int, batch: Sequence[Outcome], had: set[int], took_s: float) -> None:
         self._counters.completion.add(took_s)
@@ -211,15 +225,17 @@ class Completer:
             return {o.job_id for o in batch}
         return had
 
-    async def _wait_after(self, error: Error) -> None:
-        if self._counters.note_database_away():
+    async def _wait_after(self, error: Error, failures: int) -> None:
+        """Wait before a batch is tried again; say so the first time, if nobody else has."""
+        is_new = self._counters.note_database_away() or not isinstance(error, DatabaseUnavailable)
+        if failures == 1 and is_new:
             logger.warning(
                 "outcomes cannot be recorded now, %d wait and are kept as long as this process lives, so do "
                 "not restart it; look after the database: %s",
                 self._count,
                 error,
             )
-        await asyncio.sleep(self._link.retry_delay_s())
+        await asyncio.sleep(self._link.retry_delay_s(failures))
 
     async def _record_refused(self, worker_id: int, outcome: Outcome, error: Error) -> None:
         """The server will not store this one as it is: keep what can be kept of it."""
@@ -239,29 +255,22 @@ class Completer:
             failed=True,
             failure=failure,
         )
-        while True:
-            started = time.monotonic()
-            try:
-                had = await self._link.run(
-                    settle(self._schema, worker_id, self._worker_name, [plain], notify=False)
-                )
-                break
-            except Error as again:
-                if not is_about_data(again):
-                    await self._wait_after(again)
-                    continue
-                logger.critical(
-                    "job %d attempt %d: not even its failure can be recorded, and it stays in `running` "
-                    "until this worker ends; the server's log may tell more: %s",
-                    outcome.job_id,
-                    outcome.attempt,
-                    again,
-                    extra=_fields(outcome, worker_id),
-                )
-                self._count -= 1
-                self._on_recorded(worker_id, [plain])
-                return
-        await self._account(worker_id, [plain], had, time.monotonic() - started)
+        settlement = (self._schema, worker_id, self._worker_name, [plain])
+        try:
+            had, took_s = await self._insist(lambda _: self._link.run(settle(*settlement, notify=False)))
+        except Error as again:
+            logger.critical(
+                "job %d attempt %d: not even its failure can be recorded, and it stays in `running` "
+                "until this worker ends; the server's log may tell more: %s",
+                outcome.job_id,
+                outcome.attempt,
+                again,
+                extra=_fields(outcome, worker_id),
+            )
+            self._count -= 1
+            self._on_recorded(worker_id, [plain])
+            return
+        await self._account(worker_id, [plain], had, took_s)
 
 
 def _fields(outcome: Outcome, worker_id: int) -> dict[str, int]:

@@ -128,9 +128,14 @@ class Link:
         if self._session is not None and not self._session.closed:
             break_connection(self._session.connection)
 
-    def retry_delay_s(self) -> float:
-        """Return how long to wait before the next try: jittered, growing with failures in a row."""
-        return reconnect_delay(max(self._failures, 1), _RNG)
+    def retry_delay_s(self, failures: int = 1) -> float:
+        """Return how long to wait before the next try: jittered, growing with failures in a row.
+
+        Args:
+            failures: the caller's own, of which the link may not know: what the server refuses is no
+                failure of the connection.
+        """
+        return reconnect_delay(max(self._failures, failures), _RNG)
 
     async def close(self) -> None:
         """Drop the connection."""
