@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jobq import __version__
 from jobq._statements.claim import restamp
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from jobq._kinds.jobs import Jobs
     from jobq._statements.duties import Rescued
     from jobq._statements.outcomes import Settlement
+    from jobq._statements.periodic_declare import Prepared
     from jobq._worker.config import WorkerConfig
     from jobq._worker.execution import Execution
     from jobq._worker.leader import Duty
@@ -56,44 +57,60 @@ _ALIVE_HEARTBEATS: Final = 2.0  # a loop that stands still for so many is not al
 CANCEL_S: Final = 1.5  # for cancelled handlers to end, side by side with the claim
 
 
+class Links(NamedTuple):
+    """The connections of one worker, but for the lease's, which is its thread's."""
+
+    claims: Link
+    outcomes: Link
+    duties: Link
+    leading: Link
+    listening: Link
+
+    @classmethod
+    def of(cls, client: AsyncClient, name: str, limit_s: float) -> Links:
+        """Return links that are not open yet; each operation on them has ``limit_s`` seconds."""
+
+        def link(what: str, conninfo: str = client.conninfo) -> Link:
+            return Link(conninfo, client.schema, f"jobq {what} {name}", limit_s)
+
+        listening = link("listener", client.listen_dsn or client.conninfo)
+        return cls(link("claims"), link("outcomes"), link("duties"), link("leader"), listening)
+
+
+def _schedules_of(client: AsyncClient, jobs: Jobs) -> list[Prepared]:
+    """Return the declared schedules with the client's default options, as all that it enqueues."""
+    defaults, limit = client._defaults, client._args_limit  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    return [prepare_schedule(schedule, defaults, limit) for schedule in jobs.schedules]
+
+
+def _registration(name: str, jobs: Jobs, config: WorkerConfig) -> Registration:
+    """Return what this process says of itself; its id is chosen when it registers."""
+    schedules = [schedule.name for schedule in jobs.schedules]
+    host, pid, queues, kinds = socket.gethostname(), os.getpid(), list(config.queues), list(jobs.kinds)
+    return Registration(0, name, host, pid, __version__, queues, kinds, schedules)
+
+
 class Parts:
     """The parts of one run and how they hang together."""
 
     def __init__(
         self, client: AsyncClient, jobs: Jobs, config: WorkerConfig, on_register: Callable[[int], None]
     ) -> None:
-        schema, conninfo, notify = client.schema, client.conninfo, client.notify
+        schema, notify = client.schema, client.notify
         self._schema = schema
-        self._schedules = [
-            # with the client's default options, as everything that is enqueued through it
-            prepare_schedule(schedule, client._defaults, client._args_limit)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-            for schedule in jobs.schedules
-        ]
+        self._schedules = _schedules_of(client, jobs)
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self.config = config
         self.counters = Counters()
         self.lines = [Line(queue, slots, config) for queue, slots in config.queues.items()]
-        limit_s = config.answer_limit_s
-        self._claims = Link(conninfo, schema, f"jobq claims {self.name}", limit_s)
-        self._outcomes = Link(conninfo, schema, f"jobq outcomes {self.name}", limit_s)
-        self._duties = Link(conninfo, schema, f"jobq duties {self.name}", limit_s)
-        listening = Link(client.listen_dsn or conninfo, schema, f"jobq listener {self.name}", limit_s)
-        registration = Registration(
-            0,
-            self.name,
-            socket.gethostname(),
-            os.getpid(),
-            __version__,
-            list(config.queues),
-            list(jobs.kinds),
-            [schedule.name for schedule in jobs.schedules],
-        )
-        self.lease = Lease(conninfo, schema, registration, config, on_register, self._lease_ended)
+        self._links = Links.of(client, self.name, config.answer_limit_s)
+        registration = _registration(self.name, jobs, config)
+        self.lease = Lease(client.conninfo, schema, registration, config, on_register, self._lease_ended)
         self.executor = Executor(config, self.lease, self.lines, self.counters, self._outcome, self._room)
         around = {kind: jobs.middleware_of(kind) for kind in jobs.kinds}
         self.executor.middleware = {kind: middleware for kind, middleware in around.items() if middleware}
         self.completer = Completer(
-            self._outcomes,
+            self._links.outcomes,
             schema,
             self.name,
             config,
@@ -102,10 +119,12 @@ class Parts:
             self._discarded,
             notify=notify,
         )
-        self._control = Control(self._duties, schema, self.lines, self.executor, self._news)
-        self.listener = Listener(listening, self._duties, schema, self._news, self._control.note_alert)
+        self._control = Control(self._links.duties, schema, self.lines, self.executor, self._news)
+        self.listener = Listener(
+            self._links.listening, self._links.duties, schema, self._news, self._control.note_alert
+        )
         self.fetcher = Fetcher(
-            self._claims,
+            self._links.claims,
             schema,
             jobs,
             self.lines,
@@ -115,24 +134,28 @@ class Parts:
             self.listener,
             self.counters,
         )
-        self._promoter = Promoter(self._duties, schema, config, self.counters, self._news, notify=notify)
-        self._rescuer = Rescuer(
-            self._duties, schema, config, self.counters, self.lease, self._rescued_discards
+        self.fetcher.observers = self.completer.observers = Observers(jobs.observers)
+        self._promoter = Promoter(
+            self._links.duties, schema, config, self.counters, self._news, notify=notify
         )
-        leading = Link(conninfo, schema, f"jobq leader {self.name}", limit_s)
+        self._rescuer = Rescuer(
+            self._links.duties, schema, config, self.counters, self.lease, self._rescued_discards
+        )
+        self._leader = self._make_leader(notify=notify)
+        self._notices = DiscardNotices(self._links.duties, schema, jobs)
+        self._claiming: list[asyncio.Task[None]] = []
+        self._serving: list[asyncio.Task[None]] = []
+        self.is_clogged = False
+        self._is_started = False
+
+    def _make_leader(self, *, notify: bool) -> Leader:
+        leading, schema = self._links.leading, self._schema
         duties: list[Duty] = [
             Scheduler(leading, schema, notify=notify),
             Cleaner(leading, schema, self.counters),
             Trimmer(leading, schema),
         ]
-        self._leader = Leader(self._duties, leading, schema, config, self.lease, self.name, duties)
-        self.fetcher.observers = self.completer.observers = Observers(jobs.observers)
-        self._notices = DiscardNotices(self._duties, schema, jobs)
-        self._links = (self._claims, self._outcomes, self._duties, leading, listening)
-        self._claiming: list[asyncio.Task[None]] = []
-        self._serving: list[asyncio.Task[None]] = []
-        self.is_clogged = False
-        self._is_started = False
+        return Leader(self._links.duties, leading, schema, self.config, self.lease, self.name, duties)
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -150,15 +173,15 @@ class Parts:
         watch = LoopWatch(
             loop, threading.get_ident(), lambda: self.executor.last_tick, self.executor.blocking_job
         )
-        patience = Patience(stop, lambda: self._duties.run(lock_holders(self._schema)))
+        patience = Patience(stop, lambda: self._links.duties.run(lock_holders(self._schema)))
         try:
             await patience.through(lambda: self._take_lease(watch), can_be_cancelled=False)
             await patience.through(self._prepare)
         except BaseException:
             self.executor.close()
             await asyncio.to_thread(self.lease.stop)
-            await self._claims.close()
-            await self._duties.close()
+            await self._links.claims.close()
+            await self._links.duties.close()
             raise
         self._serving = [_task(self.completer.run()), _task(self.executor.tick()), _task(self._notices.run())]
         self._serving.append(_task(self._control.run()))
@@ -174,18 +197,18 @@ class Parts:
 
     async def _prepare(self) -> None:
         """Do what comes before the first claim; all of it may be done again."""
-        await self._claims.open()
-        if not self._claims.pooled:
-            await self._claims.run(limit_lock_waits(LOCK_WAIT_S))
+        await self._links.claims.open()
+        if not self._links.claims.pooled:
+            await self._links.claims.run(limit_lock_waits(LOCK_WAIT_S))
         await self._restamp()
         await self._declare()
-        if not self._claims.pooled:
-            await self._claims.run(limit_lock_waits(0))
+        if not self._links.claims.pooled:
+            await self._links.claims.run(limit_lock_waits(0))
         await self._control.run_once()  # what is paused is not started by a worker that comes new
 
     async def _restamp(self) -> None:
         for line in self.lines:
-            count = await self._claims.run(restamp(self._schema, line.queue))
+            count = await self._links.claims.run(restamp(self._schema, line.queue))
             if count:
                 logger.warning(
                     "%d jobs of %r came from another cluster, by a restore perhaps, and were stamped anew: "
@@ -198,7 +221,7 @@ class Parts:
     async def _declare(self) -> None:
         """Write the schedules of the code. Only once: a later identity has the code of this start."""
         worker_id = self.lease.identities[0].id
-        for name in await self._claims.run(declare(self._schema, worker_id, self._schedules)):
+        for name in await self._links.claims.run(declare(self._schema, worker_id, self._schedules)):
             logger.warning(
                 "schedule %r was added by a client, and is declared in the code now, which counts: "
                 "have nobody add it any more",
