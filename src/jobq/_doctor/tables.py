@@ -58,6 +58,9 @@ limit 100
 """
 
 
+_MAKE_READY: Final = "insert into {schema}.ready (job_id, queue, priority) values (<id>, 'default', 0);"
+
+
 def in_one_table(context: Context) -> Operation[list[Finding]]:
     """Check that no job is in two tables."""
     rows = yield Call(in_schema(_IN_TWO, context.schema))
@@ -103,8 +106,8 @@ def with_state(context: Context) -> Operation[list[Finding]]:
             "states",
             Level.PROBLEM,
             f"{_count(rows)} in no table of a state: {shown}",
-            "Rows were deleted by hand, or a restore was partial. To run such a job again, insert it:"
-            f" insert into {context.schema}.ready (job_id, queue, priority) values (<id>, 'default', 0).",
+            "Rows were deleted by hand, or a restore was partial. To run such a job again: "
+            + in_schema(_MAKE_READY, context.schema),
         )
     ]
 
