@@ -329,6 +329,23 @@ def test_release_keeps_what_it_is_told_to(store: Storage) -> None:
     assert store.place(jobs[1].job_id).table == "running"
 
 
+def test_a_worker_that_ends_gives_its_jobs_back_only_together_with_its_end(
+    store: Storage, other: Storage
+) -> None:
+    """Nobody can start a job of a worker that seems to be alive: until its end is known, it holds it."""
+    job = store.claimed(OLD)
+    ends = "select ended_at is not null, end_reason from jobq.worker where id = %s"
+    store.run(release(SCHEMA, OLD, keep=[job.job_id]))
+    assert store.sql(ends, OLD) == [(False, None)]
+    store.sql("begin")
+    store.sql("select from jobq.worker where id = %s for update", OLD)
+    with in_background(store, other.pid, lambda: other.run(release(SCHEMA, OLD, ends=True))):
+        assert store.place(job.job_id).table == "running"
+        store.sql("commit")
+    assert store.sql(ends, OLD) == [(True, "stopped")]
+    assert store.place(job.job_id).table == "ready"
+
+
 # -- the history of errors -------------------------------------------------------------------------
 
 

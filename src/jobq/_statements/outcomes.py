@@ -157,6 +157,9 @@ with s as materialized (
     select job_id, 'cancelled', claimed_at, queue, priority, worker_id, attempt, failures, crashes, reason
     from u where asked
     on conflict do nothing
+), e as (
+    update {{schema}}.worker set ended_at = clock_timestamp(), end_reason = 'stopped'
+    where $3::bool and id = $1::int8 and ended_at is null
 ), n as materialized (
     select count({NOTIFY}) as sent from (select distinct queue from u) q
 )
@@ -204,9 +207,19 @@ def settle(
     return {row[0] for row in rows}
 
 
-def release(schema: str, worker_id: int, keep: Sequence[int] = ()) -> Operation[list[int]]:
-    """Hand back every job that a worker still holds, but those in ``keep``. Returns their ids."""
-    rows = yield Call(enqueue_sql(RELEASE, schema), (worker_id, list(keep)))
+def release(
+    schema: str, worker_id: int, keep: Sequence[int] = (), *, ends: bool = False
+) -> Operation[list[int]]:
+    """Hand back every job that a worker still holds, but those in ``keep``. Returns their ids.
+
+    Args:
+        schema: where the queue lives.
+        worker_id: who held them.
+        keep: jobs that it goes on with.
+        ends: declare the worker ended by the same statement, so that nobody can start one of these jobs
+            while its former worker seems to be alive.
+    """
+    rows = yield Call(enqueue_sql(RELEASE, schema), (worker_id, list(keep), ends))
     return [row[0] for row in rows]
 
 

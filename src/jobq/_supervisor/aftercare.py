@@ -130,8 +130,7 @@ class Aftercare:
             return
         session = self._open()
         for worker_id in estate.worker_ids:
-            back = session.run(release(self._schema, worker_id))
-            session.run(end(self._schema, worker_id, "stopped"))
+            back = session.run(release(self._schema, worker_id, ends=True))
             if back:
                 logger.info("%s: %s handed back", estate.process, _count(back))
 

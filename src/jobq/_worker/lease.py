@@ -299,9 +299,8 @@ class Lease:
             session = self._open()
             for identity in self.identities:
                 if not identity.ended:
-                    session.run(release(self._schema, identity.id, _ids(identity.known)))
-                    if not identity.known:
-                        session.run(end(self._schema, identity.id, "stopped"))
+                    known = _ids(identity.known)
+                    session.run(release(self._schema, identity.id, known, ends=not known))
         except Error as error:
             logger.warning("could not say goodbye to the database; the lease will run out: %s", error)
         self._close()
