@@ -1,11 +1,13 @@
 """``python -m bench.document``: the table and the plot of docs/performance.md, from history.jsonl.
 
 Of each bench and case the newest results of full size count; where there are none, the newest quick ones,
-marked as such. The plot has jobq's drain beside its neighbours', and the course of the ratios over time.
+marked as such. The plot has jobq's drain beside its neighbours', what a job costs as one thing grows, and the
+course of the ratios over time.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +30,14 @@ COURSES: Final = (
     ("drain", "200 slots", "drain beside the bare loop", "#0b5cad"),
     ("single", "1 client", "enqueue beside an INSERT", "#b5540a"),
     ("cycle", "enqueue and drain", "cycle beside the bare loop", "#3c7a2b"),
+)
+# Cases that begin with a number, and what it counts; a curve without a case of its own for 1 begins there.
+CURVES: Final = (
+    ("length", "waiting", "jobs waiting", "#0b5cad"),
+    ("finished", "finished", "finished jobs kept", "#3c7a2b"),
+    ("connections", "loops", "claiming connections", "#b5540a"),
+    ("lanes", "queues", "queues of a worker", "#7a2b6d"),
+    ("lanes", "priorities", "priorities", "#8a8f00"),
 )
 _WIDTH, _BAR, _LEFT, _TOP = 760, 26, 160, 44
 _BARS_END: Final = 700
@@ -114,10 +124,17 @@ def with_table(page: str, text: str) -> str:
 
 
 def plot(records: Sequence[Record]) -> str:
-    """Return an SVG of both charts."""
-    bars = _bars(newest(records))
-    charted = [*_drawn_bars(bars), *_drawn_courses(records, _TOP + len(bars) * _BAR + 60)]
-    height = _TOP + len(bars) * _BAR + 60 + _CHART_HEIGHT + 70
+    """Return an SVG of all three charts."""
+    chosen = newest(records)
+    bars = _bars(chosen)
+    curves_top = _TOP + len(bars) * _BAR + 60
+    courses_top = curves_top + _CHART_HEIGHT + 130
+    charted = [
+        *_drawn_bars(bars),
+        *_drawn_curves(chosen, curves_top),
+        *_drawn_courses(records, courses_top),
+    ]
+    height = courses_top + _CHART_HEIGHT + 70
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}"'
         f' height="{height}" font-family="sans-serif" font-size="13">'
@@ -151,6 +168,52 @@ def _drawn_bars(bars: Sequence[tuple[str, float]]) -> list[str]:
     return drawn
 
 
+def curve(chosen: dict[tuple[str, str], Record], bench: str, what: str) -> list[tuple[int, float]]:
+    """Return sizes, and what a job costs the server then as a ratio to the smallest one."""
+    points: list[tuple[int, float]] = []
+    for (name, case), record in chosen.items():
+        number, _, unit = case.partition(" ")
+        own, first = record["server_cpu_us"], record["yardstick_server_cpu_us"]
+        if (name, unit) != (bench, what) or own is None:
+            continue
+        ratio = record["ratio"] if record["unit"] == "server µs/job" else own / first if first else None
+        if ratio is not None:
+            points.append((int(number.replace(",", "")), float(ratio)))
+    if points and points[0][1] != 1.0:
+        points.insert(0, (1, 1.0))
+    return sorted(points)
+
+
+def _drawn_curves(chosen: dict[tuple[str, str], Record], top: float) -> list[str]:
+    drawn = [_text(20, top, "Server CPU a job as something grows, beside its smallest", bold=True)]
+    base, left, right = top + 20 + _CHART_HEIGHT, 60, _BARS_END
+    most = 3.0
+    for step in range(7):
+        y = base - _CHART_HEIGHT * step / 6
+        drawn.append(f'<line x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#e3e7eb"/>')
+        drawn.append(_text(left - 8, y + 4, f"{most * step / 6:.1f}", anchor="end"))
+    drawn += [
+        _text(left + decade * (right - left) / 7, base + 18, f"{10**decade:,}", anchor="middle")
+        for decade in range(8)
+    ]
+    for number, (bench, what, name, color) in enumerate(CURVES):
+        points = [
+            (left + math.log10(size) / 7 * (right - left), base - _CHART_HEIGHT * min(ratio, most) / most)
+            for size, ratio in curve(chosen, bench, what)
+        ]
+        drawn += _line(points, color)
+        drawn.append(_text(left + number % 3 * 235, base + 42 + number // 3 * 20, name, color=color))
+    return drawn
+
+
+def _line(points: Sequence[tuple[float, float]], color: str) -> list[str]:
+    joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return [
+        f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-width="2"/>',
+        *(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in points),
+    ]
+
+
 def _drawn_courses(records: Sequence[Record], top: float) -> list[str]:
     drawn = [_text(20, top, "Ratio to the yardstick, over commits", bold=True)]
     base, left, right = top + 20 + _CHART_HEIGHT, 60, _BARS_END
@@ -166,9 +229,7 @@ def _drawn_courses(records: Sequence[Record], top: float) -> list[str]:
         ]
         step = (right - left) / max(1, len(course) - 1)
         points = [(left + i * step, base - _CHART_HEIGHT * min(r, 1.0)) for i, r in enumerate(course)]
-        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        drawn.append(f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-width="2"/>')
-        drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in points]
+        drawn += _line(points, color)
         drawn.append(_text(left + number * 235, base + 30, name, color=color))
     return drawn
 

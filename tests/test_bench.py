@@ -44,7 +44,7 @@ EXPECTED_CASES = {
     ],
     "transaction": ["1 client"],
     "drain": [*DRAINS, "20 slots beside 200"],
-    "lanes": ["100 queues", "19 priorities"],
+    "lanes": ["10 queues", "100 queues", "5 priorities", "19 priorities"],
     "retries": ["each fails once"],
     "duration": ["1 ms", "10 ms", "100 ms"],
     "processes": ["2 processes", "4 processes", "8 processes", "two cores, 2 processes"],
@@ -58,6 +58,7 @@ EXPECTED_CASES = {
         for who in ("bare loop", "worker")
     ],
     "length": ["500 waiting", "1,000 waiting"],
+    "finished": ["500 finished", "1,000 finished"],
     "connections": ["1 loops", "2 loops"],
     "snooze": ["100 jobs"],
     "statements": ["drain", "bulk enqueue", "one enqueue"],
@@ -253,6 +254,25 @@ def test_the_plot_is_svg_with_a_bar_for_each_contestant() -> None:
 
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"jobq", "a & co 1", "20,000"} <= set(texts)
+
+
+def test_a_curve_has_the_ratio_of_the_servers_cpu_at_each_size_and_begins_at_one() -> None:
+    def grown(bench: str, case: str, **more: object) -> records.Record:
+        return {**a_record(case, 1.0, "full", bench=bench), **more}
+
+    chosen = document.newest(
+        [
+            grown("length", "1,000 waiting", unit="server µs/job", ratio=1.0),
+            grown("length", "1,000,000 waiting", unit="server µs/job", ratio=1.2),
+            grown("lanes", "100 queues", yardstick_server_cpu_us=5.0),
+            grown("lanes", "19 priorities", server_cpu_us=None),
+        ]
+    )
+    assert document.curve(chosen, "length", "waiting") == [(1_000, 1.0), (1_000_000, 1.2)]
+    assert document.curve(chosen, "lanes", "queues") == [(1, 1.0), (100, 2.0)]
+    assert document.curve(chosen, "lanes", "priorities") == []
+    texts = [element.text for element in ET.fromstring(document.plot(list(chosen.values()))).iter()]
+    assert {name for _, _, name, _ in document.CURVES} <= set(texts)
 
 
 # -- what figures mean -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import jobq
-from jobq._bench.history import FINISHED, SCHEDULED
+from jobq._bench.stock import FINISHED, SCHEDULED
 from jobq._bench.wire import Counts, Wire
 from jobq._marks import LaneMarks
 from jobq._statements.cancel import cancel_job

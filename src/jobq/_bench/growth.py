@@ -1,6 +1,7 @@
 """Growth: what a job costs as one thing grows, in the bare loop, so that only the server counts.
 
-* length: so many jobs wait; the cost of the first ones claimed and completed;
+* length: so many more jobs wait behind those that are claimed and completed;
+* finished: so many have ended before, and are kept;
 * connections: so many bare loops side by side on the same cores, on one queue.
 
 Each figure stands beside the smallest of its curve.
@@ -10,52 +11,52 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from jobq._bench import bareloop
+from jobq._bench import bareloop, stock
 from jobq._bench.hands import call_all
 from jobq._bench.lab import Window
 from jobq._bench.result import Cost, Result, Spread, ratios
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import psycopg
+    from collections.abc import Iterator, Sequence
 
     from jobq._bench.lab import Lab
 
-READY: Final = """
-with made as materialized (select nextval('jobq.job_id_seq') as id from generate_series(1, %(rows)s)),
-j as (
-    insert into jobq.job (id, kind, args, max_attempts, timeout_s)
-    select id, 'send_email', '{"to":"user12345@example.com","subject":"hello hello hello 12"}', 25, 3600
-    from made
-)
-insert into jobq.ready (job_id, queue, priority) select id, 'default', 0 from made
-"""
-CHUNK: Final = 250_000
-
-
-def _fill(connection: psycopg.Connection[tuple[object, ...]], rows: int) -> None:
-    for begin in range(0, rows, CHUNK):
-        connection.execute(READY, {"rows": min(CHUNK, rows - begin)})
+JOBS: Final = 10_000
 
 
 def length(lab: Lab) -> Iterator[Result]:
     """Measure by how many jobs wait."""
     lengths = lab.pick(
-        full=(10_000, 100_000, 1_000_000, 10_000_000), quick=(10_000, 100_000, 500_000), tiny=(500, 1_000)
+        full=(1_000, 10_000, 100_000, 1_000_000, 10_000_000),
+        quick=(1_000, 10_000, 100_000, 500_000),
+        tiny=(500, 1_000),
     )
-    jobs = lab.pick(full=10_000, quick=10_000, tiny=500)
+    yield from _beforehand(lab, "length", "waiting", lengths, stock.READY)
+
+
+def finished(lab: Lab) -> Iterator[Result]:
+    """Measure by how many jobs have ended and are kept."""
+    sizes = lab.pick(
+        full=(1_000, 100_000, 1_000_000, 10_000_000), quick=(1_000, 100_000, 500_000), tiny=(500, 1_000)
+    )
+    yield from _beforehand(lab, "finished", "finished", sizes, stock.FINISHED)
+
+
+def _beforehand(lab: Lab, bench: str, what: str, sizes: Sequence[int], sql: str) -> Iterator[Result]:
+    """Measure jobs beside so many rows that were made before, in a database each."""
     rounds = lab.pick(full=3, quick=2, tiny=1)
-    runs: dict[int, list[Window]] = {waiting: [] for waiting in lengths}
-    for waiting, windows in runs.items():
-        for _ in range(rounds if waiting < 5_000_000 else 1):
+    jobs = lab.pick(full=JOBS, quick=JOBS, tiny=500)
+    runs: dict[int, list[Window]] = {size: [] for size in sizes}
+    for size, windows in runs.items():
+        for _ in range(rounds if size < 5_000_000 else 1):
             with lab.database() as database, lab.hands(1) as [hand]:
                 with database.connect() as connection:
-                    _fill(connection, waiting)
+                    stock.fill(connection, sql, size)
+                    stock.fill(connection, stock.READY, jobs)
                     connection.execute("checkpoint")
                 reply = hand.call(bareloop.drain, database.dsn, jobs, lab.meter.postmaster_pid).value
                 windows.append(Window(reply.seconds, reply.server_cpu_s, reply.client_cpu_s, None))
-    yield from _curve(lab, "length", "waiting", runs, jobs)
+    yield from _curve(lab, bench, what, runs, jobs)
 
 
 def connections(lab: Lab) -> Iterator[Result]:
@@ -67,7 +68,7 @@ def connections(lab: Lab) -> Iterator[Result]:
         for count, windows in runs.items():
             with lab.database() as database, lab.hands(count) as hands:
                 with database.connect() as connection:
-                    _fill(connection, 2 * total)
+                    stock.fill(connection, stock.READY, 2 * total)
                 each = total // count
                 before = lab.meter.read()
                 replies = call_all(hands, bareloop.drain, database.dsn, each, lab.meter.postmaster_pid)

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jobq
-from jobq._bench import bareloop, workload
+from jobq._bench import bareloop, stock, workload
 from jobq._bench.lab import Window
 from jobq._bench.result import Cost, Floor, Result, Spread, ratios
 
@@ -25,31 +25,8 @@ if TYPE_CHECKING:
 
 FLOOR: Final = Floor("ratio", 1.15, at_least=False)
 SLOTS: Final = 200
-CHUNK: Final = 500_000
 HELD: Final = ("job", "ready", "scheduled", "running", "finished")
 _REST_S: Final = 1.2  # until sessions that have ended are counted
-
-FINISHED: Final = """
-with made as materialized (select nextval('jobq.job_id_seq') as id from generate_series(1, %(rows)s)),
-j as (
-    insert into jobq.job (id, kind, args, max_attempts, timeout_s)
-    select id, 'send_email', '{"to":"user12345@example.com","subject":"hello hello hello 12"}', 25, 3600
-    from made
-)
-insert into jobq.finished
-    (job_id, state, finished_at, claimed_at, queue, priority, worker_id, attempt, failures, crashes)
-select id, 'completed', now(), now(), 'default', 0, 1, 1, 0, 0 from made
-"""
-SCHEDULED: Final = """
-with made as materialized (select nextval('jobq.job_id_seq') as id, n from generate_series(1, %(rows)s) n),
-j as (
-    insert into jobq.job (id, kind, args, max_attempts, timeout_s)
-    select id, 'send_email', '{"to":"user12345@example.com","subject":"hello hello hello 12"}', 25, 3600
-    from made
-)
-insert into jobq.scheduled (job_id, run_at, reason, queue, priority)
-select id, now() + interval '1 day' + n * interval '1 second', 'scheduled', 'default', 0 from made
-"""
 
 
 class Sample(NamedTuple):
@@ -68,8 +45,8 @@ def run(lab: Lab) -> Iterator[Result]:
             with database.connect() as connection:
                 _hold_statistics(connection)
         with full.connect() as connection:
-            _fill(connection, FINISHED, finished)
-            _fill(connection, SCHEDULED, scheduled)
+            stock.fill(connection, stock.FINISHED, finished)
+            stock.fill(connection, stock.SCHEDULED, scheduled)
             connection.execute("checkpoint")
         settings = lab.settings(slots=SLOTS, finished=finished, scheduled=scheduled)
         yield from _compare(lab, full, empty, "statistics of an empty moment", settings)
@@ -82,11 +59,6 @@ def _hold_statistics(connection: psycopg.Connection[Any]) -> None:
     connection.execute("analyze")
     for table in HELD:
         connection.execute(f"alter table jobq.{table} set (autovacuum_enabled = off)".encode())
-
-
-def _fill(connection: psycopg.Connection[Any], sql: str, rows: int) -> None:
-    for begin in range(0, rows, CHUNK):
-        connection.execute(sql.encode(), {"rows": min(CHUNK, rows - begin)})
 
 
 def _compare(

@@ -61,7 +61,7 @@ BENCHES: Final = {
             notify.run_in_transactions,
         ),
         Bench("drain", "a worker on a full queue, beside the bare loop", drain.run),
-        Bench("lanes", "a worker on 100 queues, or on all priorities, beside one of each", worked.lanes),
+        Bench("lanes", "a worker on many queues, or on many priorities, beside one of each", worked.lanes),
         Bench("retries", "jobs that each fail once, beside jobs that do not", worked.retries),
         Bench(
             "duration", "handlers that take their time, beside slots that are never empty", worked.duration
@@ -73,6 +73,7 @@ BENCHES: Final = {
         Bench("payload", "WAL a job by the size of its arguments", sizes.run),
         Bench("history", "a job's cost beside millions of finished and scheduled ones", history.run),
         Bench("length", "a job's cost by how many wait", growth.length),
+        Bench("finished", "a job's cost by how many have ended and are kept", growth.finished),
         Bench("connections", "a job's cost by how many claim at once", growth.connections),
         Bench("snooze", "jobs that come back hundreds of times under a pinned horizon", snooze.run),
         Bench("statements", "statements and round trips a job", statements.run),

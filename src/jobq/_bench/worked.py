@@ -1,6 +1,6 @@
 """Benches of a worker beside the same worker with plainer work: one variation of a queue each.
 
-* lanes: jobs spread over 100 queues, or over all 19 priorities, beside one queue and one priority;
+* lanes: jobs spread over up to 100 queues, or over up to all 19 priorities, beside one of each;
 * retries: jobs that each fail once beside jobs that do not; an attempt is twice recorded then;
 * duration: handlers that sleep, beside what so many slots could do at the most;
 * processes: one to eight worker processes on one core, and two on two cores, beside one.
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from jobq._bench.lab import Lab
 
-QUEUES: Final = 100
+QUEUES: Final = (10, 100)
+PRIORITIES: Final = (5, 19)
 SLOTS: Final = 200
 PLAIN: Final = Work()
 TWO_CORES: Final = Floor("ratio", 1.5)
@@ -31,22 +32,30 @@ DURATIONS_MS: Final = (1, 10, 100)
 PROCESSES: Final = (2, 4, 8)
 
 Runs = list[tuple[int, Window]]
+Case = tuple[Work, "Callable[[int], jobq.NewJob]"]  # a worker, and the n-th job for it
 
 
 def lanes(lab: Lab) -> Iterator[Result]:
-    """Measure jobs in many queues, and of many priorities."""
-    many = Work(queues={f"queue{n}": SLOTS // QUEUES for n in range(QUEUES)})
-    cases: Mapping[str, tuple[Work, Callable[[int], jobq.NewJob]]] = {
-        f"{QUEUES} queues": (many, lambda n: _job(queue=f"queue{n % QUEUES}")),
-        "19 priorities": (PLAIN, lambda n: _job(priority=n % 19 - 9)),
-    }
+    """Measure jobs in several queues, and of several priorities."""
+    cases = {f"{count} queues": _in_queues(count) for count in QUEUES}
+    cases |= {f"{count} priorities": _of_priorities(count) for count in PRIORITIES}
     jobs = lab.pick(full=100_000, quick=40_000, tiny=1_000)
     yield from _beside_plain(lab, "lanes", cases, jobs, "the same worker, one queue and one priority")
 
 
+def _in_queues(count: int) -> Case:
+    names = [f"queue{n}" for n in range(count)]
+    work = Work(queues=dict.fromkeys(names, SLOTS // count))
+    return work, lambda n: _job(queue=names[n % count])
+
+
+def _of_priorities(count: int) -> Case:
+    return PLAIN, lambda n: _job(priority=n % count - count // 2)
+
+
 def retries(lab: Lab) -> Iterator[Result]:
     """Measure jobs that each fail once."""
-    cases: Mapping[str, tuple[Work, Callable[[int], jobq.NewJob]]] = {
+    cases: dict[str, Case] = {
         "each fails once": (PLAIN, lambda _: jobq.NewJob(FAILING, workload.EMAIL_ARGS)),
     }
     jobs = lab.pick(full=50_000, quick=20_000, tiny=1_000)
@@ -60,7 +69,7 @@ def _job(**options: Any) -> jobq.NewJob:
 def _beside_plain(
     lab: Lab,
     bench: str,
-    cases: Mapping[str, tuple[Work, Callable[[int], jobq.NewJob]]],
+    cases: Mapping[str, Case],
     jobs: int,
     yardstick_name: str,
 ) -> Iterator[Result]:
