@@ -26,7 +26,7 @@ def test_a_standby_that_takes_over(
     folder: Path = tmp_path_factory.mktemp("pair")
     with contextlib.ExitStack() as stack:
         pair = Pair(stack, folder, is_synchronous=is_synchronous)
-        load = Load(pause_s=0.01, run_s=(0.0, 0.02, 0.5, 2.0))
+        load = Load(pause_s=0.01, run_s=(0.0,) * 12 + (0.02,) * 6 + (0.5, 2.0))
         stage = Stage(spawn_python, pair.dsn, folder, load=load)
         allowed = Allowed(lost_commits=not is_synchronous)
         verdict = stage.run(pair.fail_over, 8.0, allowed=allowed)

@@ -192,7 +192,7 @@ def test_options_that_cannot_work_are_refused_before_anything_starts(
 
 
 def test_settings_reach_the_worker_process_as_they_were_given() -> None:
-    settings = ProcessSettings("a:b", "dsn", "schema", {"mail": 5, "a=b": 1}, 9.0, 3.0, 1.5, "info")
+    settings = ProcessSettings("a:b", "dsn", "schema", {"mail": 5, "a=b": 1}, 9.0, 3.0, 1.5, 7, "info")
     line = settings.to_line()
     assert b"\n" not in line
     assert ProcessSettings.from_line(line) == settings
@@ -200,6 +200,7 @@ def test_settings_reach_the_worker_process_as_they_were_given() -> None:
     assert config.queues == {"mail": 5, "a=b": 1}
     assert (config.lease, config.heartbeat) == (timedelta(seconds=9), timedelta(seconds=3))
     assert config.grace == timedelta(seconds=1.5)
+    assert config.crash_limit == 7
 
 
 @pytest.fixture

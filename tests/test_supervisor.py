@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from jobq._supervisor.supervisor import LONGEST_PAUSE_S, describe_end, restart_pause
+from jobq._supervisor.supervisor import (
+    LONGEST_PAUSE_AT_WORK_S,
+    LONGEST_PAUSE_S,
+    describe_end,
+    restart_pause,
+)
 from jobq._worker.exit_codes import EXIT_BLOCKED, EXIT_CONFIG, EXIT_LINGERING
 from tests.support.polling import eventually
 
@@ -179,12 +184,20 @@ def test_a_job_at_its_crash_limit_is_left_to_a_worker_which_knows_whom_to_tell(
 
 
 def test_a_process_that_dies_again_and_again_is_started_less_and_less_often(fake: Fake) -> None:
-    fake.start("claim 0, exit 1")
+    fake.start("exit 1")
     eventually(lambda: len(fake.starts) >= 5, 30.0)
     times = [when for when, _ in fake.starts[:5]]
     pauses = [after - before for before, after in itertools.pairwise(times)]
     assert pauses[0] >= 0.05
     assert pauses[3] >= 0.4
+
+
+def test_processes_that_worked_and_died_however_often_are_soon_there_again(fake: Fake) -> None:
+    supervisor = fake.start("claim 0, exit 1")
+    eventually(lambda: len(fake.starts) >= 9, 60.0)
+    told = [float(pause) for pause in re.findall(r"another one starts in ([\d.]+) s", supervisor.output)]
+    assert max(told) <= LONGEST_PAUSE_AT_WORK_S
+    assert min(told[6:]) >= LONGEST_PAUSE_AT_WORK_S / 2
 
 
 def test_an_application_that_cannot_be_loaded_is_tried_once_and_not_by_every_process(fake: Fake) -> None:

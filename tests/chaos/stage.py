@@ -141,6 +141,7 @@ class Stage:
     def _start_supervisor(self) -> PythonProcess:
         options = ["--processes", str(WORKERS), "--queue", "default=10"]
         options += ["--lease", "2.5", "--heartbeat", "0.5", "--grace", "1"]
+        options += ["--crash-limit", "1000000"]  # what is killed at random is no job's fault
         env = {"JOBQ_CHAOS_NOTES": str(self.folder / "worker"), "PYTHONPATH": _PATH}
         command = ["-m", "jobq.cli", "worker", "tests.chaos.app:jobs", "--dsn", self.worker_dsn, *options]
         process = self._spawn(*command, cwd=ROOT, env=env)

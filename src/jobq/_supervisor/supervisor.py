@@ -37,6 +37,7 @@ EXIT_USAGE: Final = 2
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
+LONGEST_PAUSE_AT_WORK_S: Final = 2.0  # what works and dies, dies of a job, and a job's crashes are counted
 HEALTHY_AFTER_S: Final = 30.0  # a process that has run for so long starts with a clean slate
 
 # A stop takes the grace and at most 5 s more: 3 in which a worker cancels its handlers and records
@@ -53,14 +54,15 @@ _LONGEST_WAIT_S: Final = 1.0  # should a SIGCHLD get lost
 _RNG: Final = random.Random()  # noqa: S311 - spreads load, guards nothing
 
 
-def restart_pause(deaths: int, rng: random.Random) -> float:
+def restart_pause(deaths: int, rng: random.Random, longest_s: float = LONGEST_PAUSE_S) -> float:
     """Return the seconds until a process is started again: about 0.1, 0.2, 0.4 … 30, jittered.
 
     Args:
         deaths: how many times in a row it has ended without having been healthy, 1 or more.
         rng: where the jitter comes from; each wait is 50 to 100 % of its nominal length.
+        longest_s: the longest nominal length.
     """
-    nominal = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(max(deaths - 1, 0), 16))
+    nominal = min(longest_s, FIRST_PAUSE_S * 2.0 ** min(max(deaths - 1, 0), 16))
     return nominal * rng.uniform(0.5, 1.0)
 
 
@@ -329,7 +331,8 @@ class Supervisor:
         now = time.monotonic()
         was_healthy = bool(child.worker_ids) and now - child.started_at >= HEALTHY_AFTER_S
         place.deaths = 1 if was_healthy else place.deaths + 1
-        pause_s = restart_pause(place.deaths, _RNG)
+        longest_s = LONGEST_PAUSE_AT_WORK_S if child.worker_ids else LONGEST_PAUSE_S
+        pause_s = restart_pause(place.deaths, _RNG, longest_s)
         place.start_at = now + pause_s
         logger.warning("%s; another one starts in %.1f s", what, pause_s)
 

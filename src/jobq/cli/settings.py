@@ -21,7 +21,7 @@ class ProcessSettings:
         application: where the `Jobs` are, as ``module:attribute``.
         dsn: the database; ``schema``: the queue's schema there.
         queues: slots for each queue.
-        lease_s, heartbeat_s, grace_s: seconds, see :class:`WorkerConfig`.
+        lease_s, heartbeat_s, grace_s: seconds; ``crash_limit``: jobs' crashes; see :class:`WorkerConfig`.
         log_level: the level's name; ``log_format``: the form of its lines.
         http_host, http_port: where probes and metrics are served, ``None`` for nowhere.
     """
@@ -33,6 +33,7 @@ class ProcessSettings:
     lease_s: float
     heartbeat_s: float
     grace_s: float
+    crash_limit: int
     log_level: str
     log_format: LogFormat = "text"
     http_host: str = ""
@@ -55,6 +56,7 @@ class ProcessSettings:
             lease=timedelta(seconds=self.lease_s),
             heartbeat=timedelta(seconds=self.heartbeat_s),
             grace=timedelta(seconds=self.grace_s),
+            crash_limit=self.crash_limit,
         )
 
     def configure_logging(self) -> None:

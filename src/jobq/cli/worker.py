@@ -12,7 +12,7 @@ from jobq._errors import ConfigError
 from jobq._postgres import SyncSession
 from jobq._statements.schema import check_schema, validate_schema_name
 from jobq._supervisor.supervisor import Supervisor
-from jobq._worker.config import DEFAULT_SLOTS, WorkerConfig
+from jobq._worker.config import DEFAULT_SLOTS
 from jobq.cli.application import split_application
 from jobq.cli.common import DSN_OPTION, SCHEMA_OPTION, explain_errors, require_dsn
 from jobq.cli.logs import LOG_FORMATS, LogFormat
@@ -116,6 +116,13 @@ def parse_address(
     help="For running handlers, at a stop.",
 )
 @click.option(
+    "--crash-limit",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="A job whose process died with it so often is discarded.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(_LEVELS),
     default="info",
@@ -145,6 +152,7 @@ def worker(
     lease: float,
     heartbeat: float,
     grace: float,
+    crash_limit: int,
     log_level: str,
     log_format: LogFormat,
     http: tuple[str, int] | None,
@@ -165,6 +173,7 @@ def worker(
         lease_s=lease,
         heartbeat_s=heartbeat,
         grace_s=grace,
+        crash_limit=crash_limit,
         log_level=log_level,
         log_format=log_format,
         http_host=http[0] if http else "",
@@ -172,7 +181,7 @@ def worker(
     )
     if http is not None and http[1] + processes - 1 > _LAST_PORT:
         raise click.UsageError(f"--http: {processes} processes need as many ports from {http[1]} on")
-    config = _config(settings)
+    _check(settings)
     check_database(settings.dsn, schema)
     settings.configure_logging()
     supervisor = Supervisor(
@@ -181,15 +190,15 @@ def worker(
         grace_s=grace,
         conninfo=settings.dsn,
         schema=schema,
-        crash_limit=config.crash_limit,
+        crash_limit=crash_limit,
     )
     sys.exit(supervisor.run())
 
 
-def _config(settings: ProcessSettings) -> WorkerConfig:
-    """Return the configuration; what cannot work is named as it was given."""
+def _check(settings: ProcessSettings) -> None:
+    """Make sure that a worker could be configured so; what cannot work is named as it was given."""
     try:
-        return settings.worker_config()
+        settings.worker_config()
     except ConfigError as error:
         told = _SETTING.sub(lambda match: f"--{match[1].replace('queues', 'queue')}", str(error))
         raise ConfigError(told) from error
