@@ -26,7 +26,7 @@ def test_workers_killed_at_random(spawn_python: SpawnPython, dsn: str, tmp_path:
 
 
 def test_workers_frozen_past_their_lease(spawn_python: SpawnPython, dsn: str, tmp_path: Path) -> None:
-    stage = Stage(spawn_python, dsn, tmp_path, load=Load(run_s=(0.02, 0.3, 1.0)))
+    stage = Stage(spawn_python, dsn, tmp_path, load=Load(run_s=(0.02,) * 6 + (0.3, 0.3, 1.0)))
     verdict = stage.run(faults.freeze_workers, 8.0)
     assert_kept(verdict)
     assert verdict.figures["crashes"] > 0, "nobody was frozen with a job in his hands"
