@@ -63,7 +63,8 @@ def test_old_and_new_code_beside_each_other_while_the_schema_is_upgraded(
 
     def roll(stage: Stage) -> None:
         stage.pause(1.0, 1.0)
-        jobq.migrate(empty_dsn)  # while old producers and workers work
+        # while old producers and workers work, on a machine that may be slow to let their transactions end
+        jobq.migrate(empty_dsn, attempts=100)
         stage.await_work()
         stage.code = None
         new = stage.start_producer()
