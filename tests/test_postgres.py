@@ -32,7 +32,7 @@ from jobq._postgres import (
     reconnect_delay,
     sync_cursor,
 )
-from tests.support.polling import eventually
+from tests.support.polling import eventually, eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -325,6 +325,22 @@ async def test_a_session_runs_one_operation_at_a_time(dsn: str) -> None:
     await asyncio.gather(*(session.run(operation(name)) for name in "abc"))
     await session.close()
     assert order == [f"{name}{step}" for name in "abc" for step in range(3)]
+
+
+async def test_a_session_that_is_closed_is_freed_only_when_nobody_waits_in_it(dsn: str) -> None:
+    """Else psycopg goes on with memory that is gone, once the descriptor is another connection's."""
+    session = await AsyncSession.open(dsn, schema="jobq", name="test")
+    for _ in range(10):
+        waiting = [asyncio.create_task(session.run(one(Call("select pg_sleep(20)")))) for _ in range(2)]
+        await eventually_async(lambda: session.connection.info.transaction_status.name == "ACTIVE")
+        async with asyncio.timeout(5.0):
+            await session.close()
+            following = await AsyncSession.open(dsn, schema="jobq", name="test")
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert session.closed
+        assert [type(error) for error in ended] == [jobq.DatabaseUnavailable] * 2
+        session = following
+    await session.close()
 
 
 def test_a_session_that_cannot_connect_says_so_and_is_not_left_open(proxy: TcpProxy, dsn: str) -> None:

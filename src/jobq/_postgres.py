@@ -335,8 +335,14 @@ class AsyncSession:
         break_connection(self.connection)
 
     async def close(self) -> None:
-        """Close the connection. Does nothing when it is closed."""
-        await self.connection.close()
+        """Close the connection; whoever waits for its answer is woken. Does nothing when it is closed.
+
+        It is freed only when nobody is inside it any more: psycopg's waits keep a pointer of their own.
+        """
+        if self._lock.locked():
+            break_connection(self.connection)
+        async with self._lock:
+            await self.connection.close()
 
 
 class SyncSession:
