@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 import sqlalchemy
 import sqlalchemy.exc
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row, tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
@@ -327,12 +329,16 @@ async def test_a_session_runs_one_operation_at_a_time(dsn: str) -> None:
     assert order == [f"{name}{step}" for name in "abc" for step in range(3)]
 
 
+def is_active(connection: psycopg.AsyncConnection[Any]) -> bool:
+    return connection.info.transaction_status is TransactionStatus.ACTIVE
+
+
 async def test_a_session_that_is_closed_is_freed_only_when_nobody_waits_in_it(dsn: str) -> None:
     """Else psycopg goes on with memory that is gone, once the descriptor is another connection's."""
     session = await AsyncSession.open(dsn, schema="jobq", name="test")
     for _ in range(10):
         waiting = [asyncio.create_task(session.run(one(Call("select pg_sleep(20)")))) for _ in range(2)]
-        await eventually_async(lambda: session.connection.info.transaction_status.name == "ACTIVE")
+        await eventually_async(functools.partial(is_active, session.connection))
         async with asyncio.timeout(5.0):
             await session.close()
             following = await AsyncSession.open(dsn, schema="jobq", name="test")
