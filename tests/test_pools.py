@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from psycopg.pq import TransactionStatus
+from psycopg_pool.base import AttemptWithBackoff
 
 import jobq
+from jobq._clients import pools
 from tests.support.polling import eventually, eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import psycopg
+
+    from tests.support.proxy import TcpProxy
 
 OTHERS = (
     "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
@@ -163,3 +168,35 @@ def test_a_kept_connection_goes_back_to_the_pool_now_and_then(
         for _ in range(5):
             client.enqueue("k", {})
         assert len(returned) == 2
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let psycopg's pool pause longer than a test may take, and ours a moment."""
+    monkeypatch.setattr(AttemptWithBackoff, "INITIAL_DELAY", 600.0)
+    monkeypatch.setattr(pools, "RECONNECT_PAUSE_MAX_S", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_call_goes_on_soon_after_an_outage_however_long_it_was(proxy: TcpProxy) -> None:
+    with jobq.Client(proxy.dsn, pool_max_size=1) as client, ThreadPoolExecutor() as threads:
+        client.enqueue("k", {})
+        proxy.refuse()
+        proxy.drop()
+        made = threads.submit(client.enqueue, "k", {})
+        eventually(lambda: client.pool.get_stats().get("connections_errors", 0) >= 3)
+        proxy.accept()
+        assert made.result(10).inserted
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_awaited_call_goes_on_soon_after_an_outage_however_long_it_was(proxy: TcpProxy) -> None:
+    async with jobq.AsyncClient(proxy.dsn, pool_max_size=1) as client:
+        await client.enqueue("k", {})
+        proxy.refuse()
+        proxy.drop()
+        made = asyncio.create_task(client.enqueue("k", {}))
+        await eventually_async(lambda: client.pool.get_stats().get("connections_errors", 0) >= 3)
+        proxy.accept()
+        async with asyncio.timeout(10):
+            assert (await made).inserted

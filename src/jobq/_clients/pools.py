@@ -27,12 +27,16 @@ from jobq._postgres import is_broken
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from psycopg_pool import pool, pool_async
+
 AsyncPool: TypeAlias = AsyncConnectionPool[psycopg.AsyncConnection[Any]]
 SyncPool: TypeAlias = ConnectionPool[psycopg.Connection[Any]]
 
 # The pool looks at a connection's age when it comes back: a kept one goes there now and then.
 _KEEP_S: Final = 60.0
 _IDLE: Final = int(TransactionStatus.IDLE)  # a plain integer, as it is compared with each time
+RECONNECT_PAUSE_MAX_S: Final = 5.0
+"""The longest pause between two tries to connect, as the worker's connections have it."""
 
 
 class OwnPool(ConnectionPool[psycopg.Connection[Any]]):
@@ -102,6 +106,10 @@ class OwnPool(ConnectionPool[psycopg.Connection[Any]]):
                 return
         self.putconn(connection)
 
+    def schedule_task(self, task: pool.MaintenanceTask, delay: float) -> None:
+        """Have a task of the pool's run later, a try to connect soon enough."""
+        super().schedule_task(task, _pause_s(task, delay))
+
     def close(self, timeout: float = 5.0) -> None:
         """Close all connections."""
         with self._gate:
@@ -168,6 +176,10 @@ class OwnAsyncPool(AsyncConnectionPool[psycopg.AsyncConnection[Any]]):
             return
         await _shielded(self.putconn(connection))
 
+    async def schedule_task(self, task: pool_async.MaintenanceTask, delay: float) -> None:
+        """Have a task of the pool's run later, a try to connect soon enough."""
+        await super().schedule_task(task, _pause_s(task, delay))
+
     async def close(
         self,
         timeout: float = 5.0,  # noqa: ASYNC109 - psycopg's signature
@@ -177,6 +189,16 @@ class OwnAsyncPool(AsyncConnectionPool[psycopg.AsyncConnection[Any]]):
         while self._spare:
             await self.putconn(self._spare.pop())
         await super().close(timeout)
+
+
+def _pause_s(task: object, delay_s: float) -> float:
+    """Return how long a task of a pool's waits.
+
+    psycopg's pool doubles the pauses between its tries for five minutes, so that after an outage enqueues
+    would fail for as long again.
+    """
+    is_try = getattr(task, "attempt", None) is not None
+    return min(delay_s, RECONNECT_PAUSE_MAX_S) if is_try else delay_s
 
 
 async def _shielded(put: Coroutine[Any, Any, None]) -> None:
