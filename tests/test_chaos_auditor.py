@@ -101,6 +101,13 @@ def test_what_breaks_a_promise_is_found(promise: str, damage: Callable[[Case], o
     assert promise in str(verdict)
 
 
+def test_a_run_of_a_lost_job_is_not_taken_for_one_of_the_job_that_got_its_id() -> None:
+    case = good()
+    case.evidence.keys["lost"] = None
+    case.evidence.runs.append(Run(2, 1, W, 100, "lost", 9.5, 9.6, DONE))
+    assert audit(Case(case.evidence, case.state, Allowed(lost_commits=True))).problems == []
+
+
 def test_every_promise_has_a_case_that_breaks_it() -> None:
     assert {name for name, _ in BREAKS} == {promise.__name__ for promise in PROMISES}
 

@@ -243,7 +243,9 @@ def keys_are_held_once(case: Case) -> Iterator[object]:
     for key, payloads in jobs.items():
         for before, after in itertools.pairwise(sorted(payloads, key=lambda p: p.created_at)):
             ended = finished.get(before.job_id)
-            first = min((run.started_at for run in runs.get(after.job_id, [])), default=None)
+            # an id may be given out again, so the token is part of who it was
+            mine = [run for run in runs.get(after.job_id, []) if run.token == after.token]
+            first = min((run.started_at for run in mine), default=None)
             if ended is None or (first is not None and first < (ended.finished_at or 0.0)):
                 yield f"{key}: job {after.job_id} beside {before.job_id}"
 
