@@ -25,6 +25,8 @@ check-fast: ## the same without the slow tests and the other versions
 chaos: ## every fault under load, minutes each, audited; ARGS="-k failover", JOBQ_LONG_MINUTES=10
 	@scripts/setup dev
 	@scripts/get-pgbouncer
+	@scripts/get-etcd
+	@scripts/setup patroni .venvs/patroni
 	@JOBQ_LONG=1 $(PYTHON) -m pytest -s -m slow -p no:randomly -o timeout=3600 tests/test_chaos_*.py $(ARGS)
 
 bench: ## benchmarks; choose with ARGS="drain --quick"

@@ -15,8 +15,16 @@ T = TypeVar("T")
 INTERVAL_S: Final = 0.01
 
 
-def eventually(predicate: Callable[[], T], timeout_s: float = 10.0, *, what: str = "") -> T:
+def eventually(
+    predicate: Callable[[], T], timeout_s: float = 10.0, *, what: str = "", interval_s: float = INTERVAL_S
+) -> T:
     """Call ``predicate`` until it returns something true; return that.
+
+    Args:
+        predicate: what is to become true.
+        timeout_s: for how long it is called.
+        what: its name in the complaint.
+        interval_s: between two calls; longer than usual for one that costs something.
 
     Raises:
         AssertionError: it did not within the time; with its last value.
@@ -25,7 +33,7 @@ def eventually(predicate: Callable[[], T], timeout_s: float = 10.0, *, what: str
     while not (value := predicate()):
         if time.monotonic() > deadline:
             raise AssertionError(_complaint(predicate, value, timeout_s, what))
-        time.sleep(INTERVAL_S)
+        time.sleep(interval_s)
     return value
 
 
