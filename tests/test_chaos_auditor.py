@@ -168,7 +168,7 @@ def test_a_jobq_that_is_broken_is_found_out(
     load: Load,
     promises: set[str],
 ) -> None:
-    monkeypatch.setattr("tests.chaos.stage._DRAIN_S", 6.0)  # it will not be worked off
+    monkeypatch.setattr("tests.chaos.stage.DRAIN_S", 6.0)  # it will not be worked off
     stage = Stage(spawn_python, dsn, tmp_path, sabotage=sabotage, load=load)
     verdict = stage.run(fault, 5.0)
     assert promises <= verdict.broken, str(verdict)

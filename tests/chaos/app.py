@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from tests.chaos.books import HandlerNotes
 from tests.chaos.worker import make_jobs
 
-jobs = make_jobs(f"{os.environ['JOBQ_CHAOS_NOTES']} {os.getpid()}.notes")
+jobs = make_jobs(HandlerNotes(f"{os.environ['JOBQ_CHAOS_NOTES']} {os.getpid()}.notes"))

@@ -1,12 +1,13 @@
 """A producer's process: ``python -m tests.chaos.producer SETTINGS``.
 
-It makes jobs in every way that there is, one after the other until SIGTERM, and notes before each what it
-is about to make and afterwards what it was told. What fails it notes and goes on from.
+It makes jobs in every way that there is, one after the other until SIGTERM, and keeps book: before each of
+what it is about to make, afterwards of what it was told. What fails it writes down and goes on from.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -18,15 +19,54 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 import jobq
-from tests.chaos.notes import ACKNOWLEDGED, FAILED, INTENT, ROLLED_BACK, Journal
+from tests.chaos.books import ProducerLedger, ProducerNotes
+from tests.chaos.ledger import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from tests.chaos.books import ProducerBook
 
 KEYS: Final = 8  # few, so that they are held most of the time
 PRIORITIES: Final = (5, 0, 0, 0, -5)
 _PAUSE_AFTER_FAILURE_S: Final = 0.05
 _ANSWER_S: Final = 10.0  # a connection of the application's own gives up so, by its own settings
+_LONGEST_SLEEP_S: Final = 0.05  # so that it hears of SIGTERM, and of another pace
+_MADE_UP_S: Final = 1.0  # a producer that was held up makes up for so much of it
+
+
+class Pauses:
+    """Pauses of random length between two calls, whatever was made."""
+
+    def __init__(self, rng: random.Random, pause_s: float) -> None:
+        self._rng = rng
+        self._pause_s = pause_s
+        self._next_at = 0.0
+
+    def wait_s(self) -> float:
+        """Return the seconds until the next call."""
+        return self._next_at - time.monotonic()
+
+    def note_made(self, _jobs: int) -> None:
+        """Hear of a call."""
+        self._next_at = time.monotonic() + self._rng.uniform(0, 2 * self._pause_s)
+
+
+class Paced:
+    """So many jobs a second as a `Pace` says."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._next_at = 0.0
+
+    def wait_s(self) -> float:
+        """Return the seconds until the next call."""
+        return self._next_at - time.monotonic() if self._pace.get() else _LONGEST_SLEEP_S
+
+    def note_made(self, jobs: int) -> None:
+        """Hear of a call."""
+        begin = max(self._next_at, time.monotonic() - _MADE_UP_S)
+        self._next_at = begin + jobs / (self._pace.get() or math.inf)
 
 
 class Producer:
@@ -34,14 +74,22 @@ class Producer:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._dsn: str = settings["dsn"]
-        self._journal = Journal(settings["notes"])
         self._rng = random.Random(settings["seed"])
-        self._pause_s: float = settings["pause_s"]
+        self._book: ProducerBook
+        self._rhythm: Pauses | Paced
+        if "ledger" in settings:
+            self._book, self._rhythm = ProducerLedger(settings["ledger"]), Paced(Pace(settings["pace"]))
+        else:
+            self._book = ProducerNotes(settings["notes"])
+            self._rhythm = Pauses(self._rng, settings["pause_s"])
         self._run_s: Sequence[float] = settings["run_s"]
+        self._open_s: Sequence[float] = settings["open_s"]
+        self._most: int = settings["many"]
         self._client = jobq.Client(self._dsn, pool_min_size=1, pool_max_size=2)
         self._own: psycopg.Connection | None = None
         self._stopped = False
-        self._made = 0
+        self._intended = 0
+        self._acknowledged = 0
 
     def run(self) -> None:
         """Work until SIGTERM."""
@@ -58,12 +106,17 @@ class Producer:
         with self._client:
             print("PRODUCES", flush=True)  # noqa: T201 - the stage waits for it
             while not self._stopped:
+                wait_s = self._rhythm.wait_s()
+                if wait_s > 0:
+                    time.sleep(min(wait_s, _LONGEST_SLEEP_S))
+                    continue
+                before = self._acknowledged
                 try:
                     self._rng.choice(actions)()
                 except (jobq.Error, psycopg.Error) as error:
-                    self._journal.note(FAILED, error=type(error).__name__, text=str(error)[:200])
+                    self._book.failed(error)
                     time.sleep(_PAUSE_AFTER_FAILURE_S)
-                time.sleep(self._rng.uniform(0, 2 * self._pause_s))
+                self._rhythm.note_made(self._acknowledged - before)
 
     def _stop(self, *_: object) -> None:
         self._stopped = True
@@ -75,11 +128,12 @@ class Producer:
         self._note_made([job], [self._client.enqueue(job.kind, job.args, **job.options)])
 
     def _many(self) -> None:
-        jobs = self._intend(self._rng.randint(2, 12))
+        jobs = self._intend(self._rng.randint(2, self._most))
         self._note_made(jobs, self._client.enqueue_many(jobs))
 
     def _later(self) -> None:
-        [job] = self._intend(1, run_at=datetime.now(UTC) + timedelta(seconds=self._rng.uniform(0.1, 1.0)))
+        run_at = datetime.now(UTC) + timedelta(seconds=self._rng.uniform(0.1, 1.0))
+        [job] = self._intend(1, at_once=False, run_at=run_at)
         self._note_made([job], [self._client.enqueue(job.kind, job.args, **job.options)])
 
     def _with_key(self) -> None:
@@ -95,21 +149,21 @@ class Producer:
     def _write_in_transaction(self, *, commit: bool) -> None:
         """Write some jobs and keep the transaction open for a while, so that they commit out of order."""
         connection = self._connection()
-        jobs = self._intend(self._rng.randint(1, 4))
+        jobs = self._intend(self._rng.randint(1, 4), at_once=False)
         try:
             if self._rng.random() < 0.5:
                 made = self._client.enqueue_many(jobs, tx=connection)
             else:
                 made = [self._by_sql(connection, job) for job in jobs]
-            time.sleep(self._rng.choice([0.0, 0.0, 0.05, 0.3]))
+            time.sleep(self._rng.choice(self._open_s))
             if not commit:
                 connection.rollback()
         except (jobq.Error, psycopg.Error):
             connection.close()  # before any commit was sent: none of it can come to exist
-            self._journal.note(ROLLED_BACK, jobs=[token_of(job) for job in jobs])
+            self._book.rolled_back(jobs)
             raise
         if not commit:
-            self._journal.note(ROLLED_BACK, jobs=[token_of(job) for job in jobs])
+            self._book.rolled_back(jobs)
             return
         try:
             connection.commit()
@@ -135,31 +189,32 @@ class Producer:
         assert row is not None
         return jobq.Enqueued(row[0], inserted=row[1])
 
-    def _intend(self, count: int, **options: Any) -> list[jobq.NewJob]:
-        jobs = [self._job(options) for _ in range(count)]
-        self._journal.note(INTENT, jobs=[[token_of(job), options.get("unique")] for job in jobs])
+    def _intend(self, count: int, *, at_once: bool = True, **options: Any) -> list[jobq.NewJob]:
+        jobs = [self._job(options, time.time() if at_once else None) for _ in range(count)]
+        self._book.intend(jobs)
         return jobs
 
-    def _job(self, options: dict[str, Any]) -> jobq.NewJob:
-        self._made += 1
-        do = self._rng.choices(["work", "fail", "snooze"], [16, 2, 1])[0]
+    def _job(self, options: dict[str, Any], at: float | None) -> jobq.NewJob:
+        """Return a new job.
+
+        Args:
+            options: its options.
+            at: when it can start, which is now; ``None`` where that is later, so that nobody takes the
+                time until then for slowness.
+        """
+        self._intended += 1
         args = {
-            "token": f"{os.getpid()}:{self._made}",
-            "do": do,
+            "token": f"{os.getpid()}:{self._intended}",
+            "do": self._rng.choices(["work", "fail", "snooze"], [16, 2, 1])[0],
             "s": round(self._rng.choice(self._run_s), 4),
+            "at": at,
         }
         kind = self._rng.choice(["work", "work", "thread"])
         return jobq.NewJob(kind, args, priority=self._rng.choice(PRIORITIES), **options)
 
-    def _note_made(self, jobs: Sequence[jobq.NewJob], made: Sequence[jobq.Enqueued]) -> None:
-        pairs = zip(jobs, made, strict=True)
-        self._journal.note(ACKNOWLEDGED, jobs=[[token_of(job), one.id, one.inserted] for job, one in pairs])
-
-
-def token_of(job: jobq.NewJob) -> str:
-    """Return the name that a job bears in its arguments, by which it is known whatever its id."""
-    token: str = job.args["token"]  # type: ignore[index]  # made above
-    return token
+    def _note_made(self, jobs: Sequence[jobq.NewJob], told: Sequence[jobq.Enqueued]) -> None:
+        self._acknowledged += sum(one.inserted for one in told)
+        self._book.made(jobs, told)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.support.processes import PythonProcess
 
 ROOT: Final = Path(__file__).parents[2]
-_PATH: Final = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+PATH: Final = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 LONG: Final = os.environ.get("JOBQ_LONG") == "1"
 MINUTES: Final = float(os.environ.get("JOBQ_LONG_MINUTES", "3"))
 SEED: Final = int(os.environ.get("JOBQ_CHAOS_SEED", str(random.randrange(1 << 30))))
@@ -40,7 +40,7 @@ FIGURES: Final = os.environ.get("JOBQ_CHAOS_FIGURES")  # a file that gets a line
 WORKERS: Final = 3
 PRODUCERS: Final = 3
 _SAMPLE_S: Final = 0.1
-_DRAIN_S: Final = 120.0 if LONG else 30.0
+DRAIN_S: Final = 120.0 if LONG else 30.0
 _END_S: Final = 15.0  # a worker's grace, and what a busy machine may add
 
 
@@ -55,10 +55,14 @@ class Load(NamedTuple):
     Attributes:
         pause_s: between two calls of one producer, in the mean.
         run_s: how long jobs run, one of these each.
+        open_s: how long transactions stay open, one of these each.
+        many: jobs of one call at the most.
     """
 
     pause_s: float = 0.02
     run_s: tuple[float, ...] = (0.0, 0.005, 0.02, 0.2)
+    open_s: tuple[float, ...] = (0.0, 0.0, 0.05, 0.3)
+    many: int = 12
 
 
 USUAL: Final = Load()
@@ -142,7 +146,7 @@ class Stage:
         options = ["--processes", str(WORKERS), "--queue", "default=10"]
         options += ["--lease", "2.5", "--heartbeat", "0.5", "--grace", "1"]
         options += ["--crash-limit", "1000000"]  # what is killed at random is no job's fault
-        env = {"JOBQ_CHAOS_NOTES": str(self.folder / "worker"), "PYTHONPATH": _PATH}
+        env = {"JOBQ_CHAOS_NOTES": str(self.folder / "worker"), "PYTHONPATH": PATH}
         command = ["-m", "jobq.cli", "worker", "tests.chaos.app:jobs", "--dsn", self.worker_dsn, *options]
         process = self._spawn(*command, cwd=ROOT, env=env)
         self.workers.append(process)
@@ -263,7 +267,7 @@ class Stage:
 
     def drain(self, *, strict: bool = True) -> None:
         """Wait until no job is left to do; give up after a time: the audit says what is left."""
-        deadline = time.monotonic() + _DRAIN_S
+        deadline = time.monotonic() + DRAIN_S
         while time.monotonic() < deadline and self._left() != 0:
             self.replace_ended()
             time.sleep(_SAMPLE_S)
@@ -296,12 +300,7 @@ class Stage:
         state = read_state(self.dsn, self.keys_doubled)
         verdict = audit(Case(self.evidence(), state, allowed))
         verdict.figures.update(self.counts)
-        name = os.environ.get("PYTEST_CURRENT_TEST", "chaos").split("::")[-1].split(" ")[0]
-        print(f"\n{name} (seed {SEED}): {verdict}")  # noqa: T201 - what it is run for
-        if FIGURES:
-            with Path(FIGURES).open("a") as file:
-                line = {"test": name, "long": LONG, **verdict.figures, "broken": sorted(verdict.broken)}
-                file.write(json.dumps(line) + "\n")
+        report(verdict)
         return verdict
 
     @contextlib.contextmanager
@@ -347,6 +346,16 @@ class Stage:
                 return False
 
         eventually(answers, timeout_s, what="the database answers")
+
+
+def report(verdict: Audit, more: str = "") -> None:
+    """Print what a run showed, and keep its figures where they are to be kept."""
+    name = os.environ.get("PYTEST_CURRENT_TEST", "chaos").split("::")[-1].split(" ")[0]
+    print(f"\n{name} (seed {SEED}): {verdict}\n{more}")  # noqa: T201 - what it is run for
+    if FIGURES:
+        with Path(FIGURES).open("a") as file:
+            line = {"test": name, "long": LONG, **verdict.figures, "broken": sorted(verdict.broken)}
+            file.write(json.dumps(line) + "\n")
 
 
 def assert_kept(verdict: Audit, *, at_least: int = 50) -> None:

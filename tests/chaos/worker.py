@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 import threading
 import time
@@ -16,12 +15,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import jobq
+from tests.chaos.books import HandlerNotes
 from tests.chaos.clocks import set_clock
 from tests.chaos.misbehaviour import misbehave
-from tests.chaos.notes import DONE, END, RAISED, RECORDED, START, STOPPED, Journal
+from tests.chaos.notes import DONE, RAISED, STOPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from tests.chaos.books import HandlerBook
 
 # Short, so that what the defaults do in a minute takes seconds.
 BRISK: Final[dict[str, Any]] = {
@@ -42,35 +42,9 @@ class SentOnceTooEarlyError(Exception):
     """What a job raises that is to fail the first time."""
 
 
-class Notebook:
-    """Notes starts, ends and, as a `jobq.WorkerObserver`, what is recorded."""
-
-    def __init__(self, path: str) -> None:
-        self._journal = Journal(path)
-
-    def start(self, job: jobq.Job, token: str) -> None:
-        self._journal.note(START, token=token, **_fence(job))
-
-    def end(self, job: jobq.Job, how: str) -> None:
-        self._journal.note(END, how=how, **_fence(job))
-
-    def claimed(self, queue: str, jobs: Sequence[jobq.Job], took_s: float) -> None:
-        """Note nothing: what was claimed need not start."""
-
-    def settled(self, outcomes: Sequence[jobq.Settled], took_s: float) -> None:
-        jobs = [[one.job_id, one.attempt] for one in outcomes if one.outcome == "completed"]
-        if jobs:
-            self._journal.note(RECORDED, jobs=jobs)
-
-
-def _fence(job: jobq.Job) -> dict[str, int]:
-    return {"job": job.id, "attempt": job.attempt, "worker": job.worker_id, "pid": os.getpid()}
-
-
-def make_jobs(notes: str) -> jobq.Jobs:  # noqa: C901 - three handlers
+def make_jobs(book: HandlerBook) -> jobq.Jobs:  # noqa: C901 - three handlers
     """Return the handlers: on the loop, and in threads."""
     jobs = jobq.Jobs()
-    book = Notebook(notes)
     if hasattr(jobs, "observe"):  # code of the first version, which a test of upgrades runs, has none
         jobs.observe(book)
     soon = jobq.ConstantBackoff(timedelta(milliseconds=100))
@@ -83,7 +57,7 @@ def make_jobs(notes: str) -> jobq.Jobs:  # noqa: C901 - three handlers
 
     @jobs.handler("work", backoff=soon)
     async def work(job: jobq.Job, args: dict[str, Any]) -> None:
-        book.start(job, args["token"])
+        book.start(job, args)
         try:
             await asyncio.sleep(args["s"])
             decide(job, args)
@@ -94,7 +68,7 @@ def make_jobs(notes: str) -> jobq.Jobs:  # noqa: C901 - three handlers
 
     @jobs.handler("thread", backoff=soon)
     def thread(job: jobq.Job, args: dict[str, Any]) -> None:
-        book.start(job, args["token"])
+        book.start(job, args)
         try:
             time.sleep(args["s"])
             decide(job, args)
@@ -105,7 +79,7 @@ def make_jobs(notes: str) -> jobq.Jobs:  # noqa: C901 - three handlers
 
     @jobs.handler("misbehave", backoff=soon, timeout=timedelta(seconds=2))
     async def on_loop(job: jobq.Job, args: dict[str, Any]) -> None:
-        book.start(job, args["token"])
+        book.start(job, args)
         try:
             if job.attempt == 1:
                 await misbehave(args["do"])
@@ -133,7 +107,7 @@ def _spoil(settings: dict[str, Any], worker: jobq.Worker) -> None:
 
 
 async def _work(settings: dict[str, Any]) -> None:
-    jobs = make_jobs(settings["notes"])
+    jobs = make_jobs(HandlerNotes(settings["notes"]))
     async with jobq.AsyncClient(settings["dsn"], pool_min_size=0, **settings["client"]) as client:
         worker = jobq.Worker(client, jobs, config(settings["config"]))
         _spoil(settings, worker)
