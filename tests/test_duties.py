@@ -14,6 +14,7 @@ import pytest
 import jobq._statements.enqueue_unique
 import jobq._statements.outcomes
 from jobq._errors import DatabaseError, DatabaseUnavailable, JobConflict, JobNotFound
+from jobq._statements import duties
 from jobq._statements.bulk import BulkRun
 from jobq._statements.bulk_sql import Settings
 from jobq._statements.cancel import Cancellation, cancel_job
@@ -76,6 +77,11 @@ def rescued(store: Storage, limit: int = 100, leave: tuple[int, ...] = ()) -> li
     return [job.job_id for job in store.run(rescue(SCHEMA, CRASH_LIMIT, limit, leave))]
 
 
+def expired(store: Storage, but: int = 0, **known: int) -> list[int]:
+    """Declare over what is; return those workers."""
+    return [worker_id for worker_id, _ in store.run(expire(SCHEMA, but, **known)).workers]
+
+
 # -- leases ----------------------------------------------------------------------------------------
 
 
@@ -84,11 +90,11 @@ def test_a_lease_is_renewed_until_it_is_declared_over_and_never_after(store: Sto
     assert store.run(renew(SCHEMA, OLD, 60.0))
     left = store.value("select lease_until - clock_timestamp() from jobq.worker where id = %s", OLD)
     assert timedelta(seconds=50) < left <= timedelta(seconds=60)
-    assert store.run(expire(SCHEMA)) == []
+    assert expired(store) == []
     assert store.run(renew(SCHEMA, OLD, -1.0))
-    assert store.run(expire(SCHEMA, OLD)) == [], "nobody calls himself dead"
-    assert store.run(expire(SCHEMA)) == [(OLD, "old")]
-    assert store.run(expire(SCHEMA)) == []
+    assert expired(store, OLD) == [], "nobody calls himself dead"
+    assert expired(store) == [OLD]
+    assert expired(store) == []
     assert not store.run(renew(SCHEMA, OLD, 60.0))
     assert not store.run(end(SCHEMA, OLD, "stopped")), "it had ended"
     assert store.value("select end_reason from jobq.worker where id = %s", OLD) == "lease ended"
@@ -100,7 +106,7 @@ def test_a_worker_ends_once(store: Storage, reason: str) -> None:
     assert store.run(end(SCHEMA, OLD, reason))
     assert not store.run(end(SCHEMA, OLD, reason))
     assert not store.run(renew(SCHEMA, OLD, 60.0))
-    assert store.run(expire(SCHEMA)) == []
+    assert expired(store) == []
     assert store.sql("select end_reason from jobq.worker where ended_at is not null") == [(reason,)]
 
 
@@ -111,9 +117,9 @@ def test_a_renewal_that_came_first_keeps_its_lease_from_a_sweep_that_saw_it_over
     store.run(renew(SCHEMA, OLD, -1.0))
     store.sql("begin")
     assert store.run(renew(SCHEMA, OLD, 60.0))
-    assert other.run(expire(SCHEMA)) == []
+    assert expired(other) == []
     store.sql("commit")
-    assert other.run(expire(SCHEMA)) == []
+    assert expired(other) == []
     assert store.run(renew(SCHEMA, OLD, 60.0))
 
 
@@ -122,7 +128,7 @@ def test_a_renewal_that_waited_for_the_sweep_learns_that_it_is_over(
 ) -> None:
     store.run(renew(SCHEMA, OLD, -1.0))
     other.sql("begin")
-    assert other.run(expire(SCHEMA)) == [(OLD, "old")]
+    assert other.run(expire(SCHEMA)).workers == [(OLD, "old")]
     with in_background(third, store.pid, lambda: store.run(renew(SCHEMA, OLD, 60.0))) as renewed:
         other.sql("commit")
     assert renewed == [False]
@@ -136,8 +142,90 @@ def test_a_sweep_that_was_overtaken_by_a_renewal_does_not_end_it(
     paused = pause(hold(expire(SCHEMA)), "where ended_at is null and lease_until <", before="scan")
     with paused_in(other, third, paused) as ended:
         assert store.run(renew(SCHEMA, OLD, 60.0))
-    assert ended == [[]]
+    assert [worker_id for _, worker_id, _ in ended[0]] == [None]
     assert store.run(renew(SCHEMA, OLD, 60.0))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have leases judged as if the server had been started at another time, given as SQL."""
+    text = duties.EXPIRE
+
+    def set_start(moment: str) -> None:
+        monkeypatch.setattr(duties, "EXPIRE", text.replace("pg_postmaster_start_time()", moment))
+
+    return set_start
+
+
+# A clock that was set back by an hour is one whose stamps lie an hour ahead.
+SET_BACK: Final = """
+update jobq.worker set started_at = started_at + interval '1 hour',
+    heartbeat_at = heartbeat_at + interval '1 hour', lease_until = lease_until + interval '1 hour'
+"""
+
+
+def let_lapse(store: Storage, worker_id: int) -> None:
+    """Have a worker's lease of a minute be over."""
+    store.sql(
+        "update jobq.worker set heartbeat_at = now() - interval '61 s', lease_until = now() - interval '1 s'"
+        " where id = %s",
+        worker_id,
+    )
+
+
+def seconds_left(store: Storage, worker_id: int) -> float:
+    left: timedelta = store.value("select lease_until - now() from jobq.worker where id = %s", worker_id)
+    return left.total_seconds()
+
+
+@pytest.mark.matrix
+def test_a_lease_from_before_the_clock_was_set_back_is_counted_from_now(
+    store: Storage, started: Callable[[str], None]
+) -> None:
+    started("timestamptz 'epoch'")
+    store.run(renew(SCHEMA, OLD, 60.0))
+    store.sql(SET_BACK)
+    assert seconds_left(store, OLD) > 3600
+    assert expired(store) == [], "it may live, and renew at any moment"
+    assert 59 < seconds_left(store, OLD) <= 60
+    let_lapse(store, OLD)
+    assert expired(store) == [OLD], "as any other"
+
+
+def test_a_renewal_that_comes_while_the_sweep_looks_is_not_shortened(
+    store: Storage, other: Storage, third: Storage
+) -> None:
+    store.sql(SET_BACK)
+    paused = pause(hold(expire(SCHEMA)), "where ended_at is null and heartbeat_at >", before="scan")
+    stamps = "select heartbeat_at, lease_until from jobq.worker where id = %s"
+    with paused_in(other, third, paused):
+        assert store.run(renew(SCHEMA, OLD, 120.0))
+        renewed = store.sql(stamps, OLD)
+    assert store.sql(stamps, OLD) == renewed
+
+
+@pytest.mark.matrix
+def test_what_the_caller_knows_counts_as_a_renewal_of_every_lease(
+    store: Storage, started: Callable[[str], None]
+) -> None:
+    started("timestamptz 'epoch'")
+    let_lapse(store, OLD)
+    now_us = store.run(expire(SCHEMA, latest_us=0)).now_us
+    assert expired(store, latest_us=now_us) == [], "the clock shows more than it could"
+    assert expired(store, since_us=now_us - 29_000_000) == [], "within half of its lease of 60 s"
+    assert expired(store, since_us=now_us + 10_000_000, latest_us=0) == []
+    assert expired(store, since_us=now_us + 10_000_000) == [OLD], "the clock was set back since"
+
+
+def test_a_server_that_was_started_later_than_now_holds_no_lease(
+    store: Storage, started: Callable[[str], None]
+) -> None:
+    """It was started before its clock was set back."""
+    let_lapse(store, OLD)
+    started("(now() - interval '1 second')")
+    assert expired(store) == []
+    started("(now() + interval '1 hour')")
+    assert expired(store) == [OLD]
 
 
 @pytest.mark.matrix

@@ -126,6 +126,19 @@ def test_who_has_ended_can_neither_be_elected_nor_stay(store: Storage) -> None:
     assert elected(store, 3) is None, "nobody knows that one"
 
 
+def test_a_term_that_ends_later_than_a_lease_from_now_is_over(store: Storage) -> None:
+    """Its leader renewed it before the clock was set back, and may be gone."""
+    store.worker(1)  # with a lease as long as that of its terms
+    store.worker(2)
+    term = elected(store, 1)
+    assert term is not None
+    store.sql("update jobq.leader set lease_until = lease_until + interval '1 hour'")
+    assert elected(store, 2) == Term(2, 2)
+    assert not store.run(renew_term(SCHEMA, term, LEASE_S))
+    assert store.run(renew_term(SCHEMA, Term(2, 2), LEASE_S))
+    assert elected(store, 1) is None
+
+
 def test_resigning_an_old_term_unseats_nobody(store: Storage) -> None:
     store.worker(1)
     store.worker(2)

@@ -157,7 +157,7 @@ def test_no_finished_outcome_is_lost_while_the_database_is_away_for_longer_than_
 def test_a_worker_that_starts_right_after_an_outage_declares_no_living_worker_dead(
     spawn_python: SpawnPython, durable_server: DurableServer, tmp_path: Path
 ) -> None:
-    lease_s = 10.0
+    lease_s = 14.0
     server = durable_server()
     site = Site(spawn_python, server.dsn(APP_DATABASE), tmp_path)
     living, killed = site.start(lease=lease_s), site.start(lease=lease_s)
@@ -171,13 +171,14 @@ def test_a_worker_that_starts_right_after_an_outage_declares_no_living_worker_de
     site.open("a")
     eventually(lambda: len(site.notes("end")) == 20, what="its handlers end meanwhile")
     living.pause()  # it cannot renew before the newcomer has looked
-    eventually(lambda: time.monotonic() > away_since + lease_s + 0.5, 20.0, what="all leases are over")
+    eventually(lambda: time.monotonic() > away_since + lease_s + 0.5, 25.0, what="all leases are over")
     back_at = time.monotonic()
     server.start()
-    # Its own pause is over at once: what holds it back is what it asks of the server.
-    newcomer = site.start(lease=lease_s, heartbeat=0.1)
+    newcomer = site.start(lease=lease_s)
     works_at = time.monotonic()
-    eventually(lambda: time.monotonic() > works_at + 1.0, what="it has looked several times")
+    # Its own patience lasts for half a lease: then what holds it back is what it asks of the server.
+    patient_s = lease_s / 2 + 0.5
+    eventually(lambda: time.monotonic() > works_at + patient_s, 10.0, what="it has looked again and again")
     dead = "select id from jobq.worker where end_reason = 'lease ended'"
     found = site.sql(dead)
     assert time.monotonic() < back_at + lease_s, "too slow a machine: this proves nothing"
@@ -199,14 +200,14 @@ def test_a_worker_that_starts_lets_others_renew_before_it_calls_them_dead(site: 
     paused.pause()
     site.sql(
         "update jobq.worker set lease_until = now() - interval '1 minute',"
-        " heartbeat_at = now() - interval '61 seconds'"
+        " heartbeat_at = now() - interval '72 seconds'"  # so it was one of 12 s, of which it has half
     )
-    site.start(lease=7.5, heartbeat=2.5, rescue_interval=0.1)
+    site.start(lease=3.0, heartbeat=1.0, rescue_interval=0.1)
     works_at = time.monotonic()
     eventually(lambda: time.monotonic() > works_at + 1.0, what="it has swept several times")
     assert site.sql("select count(*) from jobq.worker where ended_at is not null") == [(0,)]
     paused.resume()
-    eventually(lambda: time.monotonic() > works_at + 5.5, what="the newcomer's patience is over")
+    eventually(lambda: time.monotonic() > works_at + 6.5, what="the newcomer's patience is over")
     site.open("a")
     assert site.await_state(job_id, "completed") == ("completed", 1, 0, 0)
     assert len(paused.ids) == 1

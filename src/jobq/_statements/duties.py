@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+ANY_TIME_US: Final = 2**63 - 1
+
 # Which server this is, until it is started anew. In whole microseconds: a role's settings round a float.
 SERVER: Final = "(extract(epoch from pg_postmaster_start_time()) * 1000000)::int8"
 
@@ -41,15 +43,38 @@ where id = $1::int8 and ended_at is null
 returning id
 """
 
-# While the server was away nobody could renew: its start counts as a renewal of all leases.
+# While the server was away nobody could renew: its start counts as a renewal of all leases. What the caller
+# knows of the same sort counts, too ($2; $3 is the latest that the clock can show unless it was stepped
+# forward): from then on the living, who renew three times a lease, have half of it. A moment that is still to
+# come says nothing: the clock was set back since.
+#
+# A renewal that is still to come was stamped before the clock was set back. It counts as one of now, or
+# the jobs of a worker that died with it would wait until then. By the clock when the row is locked, for a
+# renewal that comes meanwhile must not be shortened.
 EXPIRE: Final = """
-update {schema}.worker set ended_at = clock_timestamp(), end_reason = 'lease ended'
-where ctid = any (array(
-    select ctid from {schema}.worker where ended_at is null and lease_until < clock_timestamp()
-       and id <> $1::int8 and pg_postmaster_start_time() + (lease_until - heartbeat_at) < clock_timestamp()
-    for update skip locked))
-  and ended_at is null and lease_until < clock_timestamp()
-returning id, name
+with c as materialized (
+    select now, (extract(epoch from now) * 1000000)::int8 as now_us,
+           timestamptz 'epoch' + $2::int8 * interval '1 microsecond' as since
+    from (select clock_timestamp() as now) o
+), stamped as (
+    update {schema}.worker
+    set heartbeat_at = clock_timestamp(), lease_until = clock_timestamp() + (lease_until - heartbeat_at)
+    where ctid = any (array(
+        select ctid from {schema}.worker where ended_at is null and heartbeat_at > clock_timestamp()
+        for update skip locked))
+      and ended_at is null and heartbeat_at > clock_timestamp()
+), dead as (
+    update {schema}.worker set ended_at = clock_timestamp(), end_reason = 'lease ended'
+    where ctid = any (array(
+        select w.ctid from c, {schema}.worker w where ended_at is null and lease_until < now
+           and id <> $1::int8 and now_us <= $3::int8
+           and pg_postmaster_start_time() not between now - (lease_until - heartbeat_at) and now
+           and since not between now - (lease_until - heartbeat_at) / 2 and now
+        for update of w skip locked))
+      and ended_at is null and lease_until < (select now from c)
+    returning id, name
+)
+select c.now_us, dead.id, dead.name from c left join dead on true
 """
 
 # $3: where live rows can begin. Plain (not the exact mark of the lanes): a transaction that stayed
@@ -163,6 +188,18 @@ left join lateral (
 """
 
 
+class Expired(NamedTuple):
+    """What one look at the leases found.
+
+    Attributes:
+        now_us: the database's clock then, in microseconds since the epoch.
+        workers: ids and names of those whose lease it declared over.
+    """
+
+    now_us: int
+    workers: list[tuple[int, str]]
+
+
 class Promoted(NamedTuple):
     """What one promotion did.
 
@@ -221,15 +258,19 @@ def end(schema: str, worker_id: int, reason: str) -> Operation[bool]:
     return bool((yield Call(in_schema(END, schema), (worker_id, reason))))
 
 
-def expire(schema: str, but: int = 0) -> Operation[list[tuple[int, str]]]:
-    """Declare over every lease that has run out. Returns those workers' ids and names.
+def expire(schema: str, but: int = 0, since_us: int = 0, latest_us: int = ANY_TIME_US) -> Operation[Expired]:
+    """Declare over every lease that has run out.
 
     Args:
         schema: where the queue lives.
         but: an identity to leave alone: the caller's own, which is about to renew. A process that was
             frozen for longer than its lease would else be the first to call itself dead.
+        since_us: from when on the living could renew, as far as the caller knows. Microseconds since the
+            epoch by the database's clock, here and below.
+        latest_us: if the clock shows more, nothing is declared.
     """
-    return [(row[0], row[1]) for row in (yield Call(in_schema(EXPIRE, schema), (but,)))]
+    rows = yield Call(in_schema(EXPIRE, schema), (but, since_us, latest_us))
+    return Expired(rows[0][0], [(row[1], row[2]) for row in rows if row[1] is not None])
 
 
 def promote(

@@ -34,12 +34,15 @@ The write itself asks ``where exists (select from led)``, so that it locks nothi
 """
 
 # A leader that has been declared dead, or has ended, is no leader even if its lease still runs: a
-# supervisor that saw its child die makes the next election possible at once.
+# supervisor that saw its child die makes the next election possible at once. Nor is one whose lease ends
+# later than a lease from now, as long as its own as a worker: the clock was set back since, and who
+# knows whether it still leads; if it does, it costs a change of the leader.
 _ELECT: Final = """
 with free as materialized (
     select l.ctid as tid from {schema}.leader l
     where (l.lease_until <= clock_timestamp() or exists (
-            select from {schema}.worker w where w.id = l.worker_id and w.ended_at is not null))
+            select from {schema}.worker w where w.id = l.worker_id and (w.ended_at is not null
+                or l.lease_until > clock_timestamp() + (w.lease_until - w.heartbeat_at))))
       and exists (select from {schema}.worker w where w.id = $1::int8 and w.ended_at is null)
     for update of l skip locked
 )

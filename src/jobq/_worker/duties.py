@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from jobq._errors import DatabaseError, DatabaseUnavailable, Error
 from jobq._statements.duties import expire, next_orphan, promote, rescue
 from jobq._statements.outcomes import release
+from jobq._worker.patience import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +35,6 @@ _RESCAN_COST_FACTOR: Final = 50.0  # …and never for more than 2 % of the time
 _REFUSED_S: Final = 1.0  # after a promotion that the server refused: a right that is missing, a deadlock
 _MOST_PASSES: Final = 100  # of one rescue, so that it comes to an end under any load
 _SHORTEST_PAUSE_S: Final = 0.002
-_LONGEST_RETRY_S: Final = 5.0  # between two tries of a worker to reach a database that was away
 
 
 class Promoter:
@@ -125,22 +125,19 @@ class Rescuer:
         self._set_aside: dict[int, str] = {}
         self._scan_at = 0.0
         self._last_answer_at = time.monotonic()
-        self._hold_until = 0.0
-        self._expire_from = 0.0
+        # Why the others have not renewed, a worker that has just come cannot know: the database may have
+        # been away until now. `EXPIRE` sees that by itself only where the server was started anew.
+        self._patience = Patience()
 
     async def run(self) -> None:
         """Rescue until cancelled."""
-        # Why the others have not renewed, a worker that has just come cannot know: the database may have
-        # been away until now. `EXPIRE` sees that by itself only where the server was started anew.
-        self._expire_from = time.monotonic() + self._renewal_s
         is_away = False
         while True:
             try:
                 if is_away:
                     await self._return()
                     is_away = False
-                if time.monotonic() >= self._hold_until:
-                    await self.run_once()
+                await self.run_once()
                 self._last_answer_at = time.monotonic()
             except DatabaseUnavailable as error:
                 is_away = True
@@ -159,14 +156,8 @@ class Rescuer:
         over, all that they finished meanwhile would be lost and done again.
         """
         await self._link.open()
-        now = time.monotonic()
-        if now - self._last_answer_at > self._config.lease.total_seconds() / 2:
-            self._hold_until = now + self._renewal_s
-
-    @property
-    def _renewal_s(self) -> float:
-        """Seconds within which every living worker renews, once the database is back."""
-        return 2 * min(self._config.heartbeat.total_seconds(), _LONGEST_RETRY_S)
+        if time.monotonic() - self._last_answer_at > self._config.lease.total_seconds() / 2:
+            self._patience.begin()
 
     def _spread(self) -> float:
         identity = self._lease.current
@@ -174,10 +165,7 @@ class Rescuer:
 
     async def run_once(self) -> int:
         """Do one sweep; return how many jobs were taken back."""
-        may_expire = time.monotonic() >= self._expire_from
-        current = self._lease.current
-        mine = 0 if current is None else current.id
-        dead = await self._link.run(expire(self._schema, mine)) if may_expire else []
+        dead = await self._expire()
         for worker_id, name in dead:
             logger.warning(
                 "worker %d (%s) is dead: its lease has ended, and its jobs are taken back. "
@@ -194,6 +182,19 @@ class Rescuer:
         cost_s = time.monotonic() - started
         self._scan_at = started + max(_RESCAN_S, cost_s * _RESCAN_COST_FACTOR)
         return count
+
+    async def _expire(self) -> list[tuple[int, str]]:
+        """Declare over the leases that are, and return those workers' ids and names."""
+        current = self._lease.current
+        mine = 0 if current is None else current.id
+        latest_us = self._patience.ask()
+        expired = await self._link.run(expire(self._schema, mine, self._patience.since_us, latest_us))
+        if self._patience.see(expired.now_us):
+            logger.warning(
+                "the database's clock was stepped forward: leases that look over only since are left to "
+                "their workers for a while. Have its host follow NTP, which does not step once it is right"
+            )
+        return expired.workers
 
     async def _sweep(self) -> int:
         count = 0
