@@ -86,6 +86,26 @@ def test_a_key_of_a_period_is_held_for_its_slot_whatever_becomes_of_the_job(
     assert client.enqueue("k", {}, unique=unique).inserted, "its job still waits, and has its slot behind it"
 
 
+@pytest.mark.matrix
+def test_a_slot_from_before_the_clock_was_set_back_holds_no_key(
+    client: jobq.Client, db: psycopg.Connection[Any]
+) -> None:
+    unique = Unique("k", period=HOUR)
+    first = client.enqueue("k", {}, unique=unique)
+    later = "update jobq.unique_key set held_until = held_until + interval '1 day'"
+    made_later = "update jobq.job set created_at = created_at + interval '1 day' where id = %s"
+    db.execute(later)
+    assert not client.enqueue("k", {}, unique=unique).inserted, "it may be a slot of a longer period"
+    db.execute(made_later, [first.id])
+    second = client.enqueue("k", {}, unique=unique)
+    assert second.inserted
+    assert client.enqueue("k", {}, unique=unique) == jobq.Enqueued(second.id, inserted=False)
+    db.execute(later)
+    db.execute(made_later, [second.id])
+    made = db.execute("select inserted from jobq.enqueue('k', '{}', unique_key => 'k')").fetchone()
+    assert made == (True,)
+
+
 @pytest.mark.parametrize(
     "period", [HOUR, timedelta(seconds=1), timedelta(seconds=1.5), timedelta(days=7), timedelta(days=36_525)]
 )

@@ -52,10 +52,12 @@ if TYPE_CHECKING:
 
 # Of `u`, the newest row of a key. Liveness is a coalesce of scalar subqueries, for `exists or exists`
 # becomes hashed subplans over whole tables; and each goes backwards, for a job that has come and gone
-# often leaves a trail of dead entries, the newest last.
+# often leaves a trail of dead entries, the newest last. A slot of a job that was made later than now does not
+# count: the clock was set back since, and the key would be held until that slot has come and passed.
 HELD: Final = """case
         when u.job_id is null then false
-        when u.held_until is not null then u.held_until > statement_timestamp()
+        when u.held_until is not null then u.held_until > statement_timestamp() and not coalesce(
+            (select created_at > clock_timestamp() from {schema}.job where id = u.job_id limit 1), false)
         when u.until_started then coalesce(
             (select attempt = 0 from {schema}.ready where job_id = u.job_id order by attempt desc limit 1),
             (select attempt = 0 from {schema}.scheduled where job_id = u.job_id

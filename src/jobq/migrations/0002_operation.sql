@@ -140,7 +140,8 @@ revoke all on {schema}.leader, {schema}.periodic, {schema}.periodic_tick, {schem
     {schema}.cancel_request, {schema}.retention, {schema}.operator_log from public;
 
 -- As in the migration before, and: documents are nested no deeper than those that the clients make, for
--- what a reader's stack can hold differs; a time to expire lies ahead.
+-- what a reader's stack can hold differs; a time to expire lies ahead. A slot of a job that was made later than
+-- now holds no key: the clock was set back since.
 create or replace function {schema}.enqueue(
     kind         text,
     args         jsonb       default '{}',
@@ -203,6 +204,8 @@ begin
         select u.* into last
         from {schema}.unique_key u where u.key = held_key order by u.generation desc limit 1;
         if (case when last.held_until is not null then last.held_until > pg_catalog.clock_timestamp()
+                and not coalesce((select j.created_at > pg_catalog.clock_timestamp()
+                                  from {schema}.job j where j.id = last.job_id), false)
             else coalesce(
                 (select 1 from {schema}.ready w where w.job_id = last.job_id
                  and (w.attempt = 0 or not last.until_started) limit 1),
