@@ -125,6 +125,19 @@ def test_list_pages_through_what_the_filter_chooses(dsn: str, client: jobq.Clien
     assert (nothing.stdout, nothing.stderr) == ("", "no such jobs\n")
 
 
+def test_list_puts_nothing_that_has_been_into_the_future(
+    dsn: str, db: psycopg.Connection, client: jobq.Client
+) -> None:
+    """Whatever the clocks say: the database's was set back, or this machine's is behind."""
+    client.enqueue("k", {})
+    client.enqueue("k", {}, delay=timedelta(hours=2))
+    db.execute("update jobq.ready set ready_at = ready_at + interval '1 hour'")
+    shown = run(dsn, "list").output
+    assert "0.0 s ago" in shown
+    assert shown.count("in ") == 1
+    assert "in 2 h" in shown
+
+
 def test_show_tells_the_whole_story_of_a_job(dsn: str, db: psycopg.Connection, client: jobq.Client) -> None:
     job_id = client.enqueue("report", {"month": 3}, tags=["t"], meta={"by": "me"}, unique="r").id
     db.execute(

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
-from jobq import Client
+from jobq import Client, JobFilter
 from jobq._doctor import CHECKS, Context, Finding, Level, server, tables
 from jobq._operation import in_schema
 from jobq._postgres import SyncSession
@@ -95,6 +95,19 @@ def test_a_clock_that_is_off_is_told_in_its_direction(check: Callable[..., list[
     only(check("clock"), Level.OK)
     only(check("clock", clock_s=lambda: time.time() + 5), Level.WARNING, "ahead of")
     only(check("clock", clock_s=lambda: time.time() - 90), Level.PROBLEM, "1 min 30 s behind")
+
+
+def test_a_databases_clock_that_was_set_back_is_told(
+    check: Callable[..., list[Finding]], dsn: str, db: psycopg.Connection
+) -> None:
+    with Client(dsn) as client:
+        client.enqueue("k", {})
+        client.bulk.cancel(JobFilter(kinds=["k"]))
+    only(check("clock"), Level.OK)
+    db.execute("update jobq.finished set finished_at = finished_at + interval '1 hour'")
+    [_, found] = check("clock")
+    only([found], Level.WARNING, "was set back, by 1 h")
+    assert "docs/operation.md" in found.remedy
 
 
 @pytest.mark.parametrize(

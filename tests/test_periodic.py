@@ -684,6 +684,17 @@ def test_run_at_start_makes_a_job_when_the_schedule_comes_into_force_and_only_th
     assert fleet.fired()[2:] == [12 * HOUR], "midnight, by its timetable"
 
 
+def test_a_deploy_after_the_clock_was_set_back_is_no_start_of_a_schedule(fleet: Fleet) -> None:
+    one = schedule(every=DAY, run_at_start=True)
+    fleet.worker(2, one)
+    fleet.step(SECOND)
+    assert len(fleet.jobs()) == 1
+    fleet.store.sql("update jobq.worker set started_at = started_at + interval '1 hour'")
+    fleet.worker(3, one)
+    fleet.step(SECOND)
+    assert len(fleet.jobs()) == 1
+
+
 def test_run_at_start_of_an_added_schedule(fleet: Fleet) -> None:
     fleet.add(every=DAY, run_at_start=True)
     fleet.step()

@@ -78,6 +78,21 @@ def let_four_run(store: Storage) -> None:
     store.run(settle(SCHEMA, WORKER, "w", ways, notify=False))
 
 
+def test_what_ended_before_the_clock_was_set_back_is_not_in_the_last_hour(
+    store: Storage, client: jobq.Client
+) -> None:
+    store.worker(WORKER)
+    let_four_run(store)
+    store.sql("update jobq.finished set finished_at = finished_at + interval '1 day'")
+    store.sql("update jobq.worker set heartbeat_at = heartbeat_at + interval '1 day'")
+    store.enqueue()
+    store.sql("update jobq.ready set ready_at = ready_at + interval '1 day'")
+    found = stats_of(client)
+    assert (found.completed, found.completed_last_hour, found.lag_s) == (1, 0, 0.0)
+    [worker] = client.workers()
+    assert worker.heartbeat_age_s == 0.0
+
+
 def test_what_ended_earlier_is_not_in_the_last_hour(store: Storage, client: jobq.Client) -> None:
     store.worker(WORKER)
     let_four_run(store)

@@ -66,32 +66,50 @@ def horizon(context: Context) -> Operation[list[Finding]]:
     return findings or [Finding("vacuum horizon", Level.OK, "no old transaction pins it")]
 
 
-_CLOCK: Final = "select date_part('epoch', clock_timestamp())::float8::text"
+# What ended or started later than now did so before the clock was set back.
+_CLOCK: Final = """
+select date_part('epoch', now)::float8::text, date_part('epoch', greatest(
+    (select max(finished_at) from {schema}.finished), (select max(started_at) from {schema}.worker)) - now)
+from (select clock_timestamp() as now) c
+"""
 
 
 def clock(context: Context) -> Operation[list[Finding]]:
-    """Compare this machine's clock with the database's."""
+    """Compare the database's clock with this machine's, and with what it has shown before."""
     before = context.clock_s()
-    rows = yield Call(_CLOCK)
+    [(now, ahead_s)] = yield Call(in_schema(_CLOCK, context.schema))
     after = context.clock_s()
-    theirs = float(rows[0][0])
-    # The answer was true at some moment between the two.
-    off = max(before - theirs, theirs - after, 0.0)
-    if off < _CLOCK_WARNING_S:
-        return [
-            Finding(
-                "clock", Level.OK, f"this machine and the database agree within {after - before + off:.1f} s"
-            )
-        ]
-    direction = "behind" if theirs > after else "ahead of"
+    return [_compared(before, float(now), after), *_set_back(ahead_s)]
+
+
+def _set_back(ahead_s: float | None) -> list[Finding]:
+    if ahead_s is None or ahead_s < _CLOCK_WARNING_S:
+        return []
     return [
         Finding(
             "clock",
-            Level.PROBLEM if off > _CLOCK_PROBLEM_S else Level.WARNING,
-            f"this machine is {duration(off)} {direction} the database",
-            "Have both follow NTP. Due times and leases go by the database's clock; run_at comes from here.",
+            Level.WARNING,
+            f"the database's clock was set back, by {duration(ahead_s)} at least",
+            "Retries, snoozes and delays that were reckoned before may wait so much longer than they should:"
+            " docs/operation.md says how to have them come now.",
         )
     ]
+
+
+def _compared(before: float, theirs: float, after: float) -> Finding:
+    """Compare two clocks, from what this machine's showed before and after it asked for the other."""
+    # The answer was true at some moment between the two.
+    off = max(before - theirs, theirs - after, 0.0)
+    if off < _CLOCK_WARNING_S:
+        said = f"this machine and the database agree within {after - before + off:.1f} s"
+        return Finding("clock", Level.OK, said)
+    direction = "behind" if theirs > after else "ahead of"
+    return Finding(
+        "clock",
+        Level.PROBLEM if off > _CLOCK_PROBLEM_S else Level.WARNING,
+        f"this machine is {duration(off)} {direction} the database",
+        "Have both follow NTP. Due times and leases go by the database's clock; run_at comes from here.",
+    )
 
 
 _CONNECTIONS: Final = """

@@ -43,7 +43,7 @@ class Holder(NamedTuple):
 
     def __str__(self) -> str:
         holder = "a prepared transaction" if self.pid is None else f"server process {self.pid}"
-        age = "" if self.for_s is None else f" for {self.for_s:.0f} s"
+        age = "" if self.for_s is None else f" for {max(0.0, self.for_s):.0f} s"
         query = "" if self.query is None else f" ({' '.join(self.query.split())[:_LONGEST_QUERY]})"
         return f"table {self.table} is locked by {holder}{age}{query}"
 

@@ -37,13 +37,15 @@ on conflict (name) do update set name = excluded.name
 returning name, xmax = 0, cron, tz, every_s, {instant("next_at")}, {instant("declared_at")}, is_dynamic
 """
 
-# A worker that started before this one and lives. Whoever started at the same moment comes later.
+# A worker that started before this one and lives. Whoever started at the same moment comes later; one that
+# started later than now came before the clock was set back.
 _DECLARED_BEFORE: Final = f"""
 select {instant("coalesce($3::timestamptz, clock_timestamp())")}, {instant("me.started_at")},
        array_to_json(array(
     select distinct n from {{schema}}.worker w, unnest(w.periodics) n
     where w.ended_at is null and w.lease_until > clock_timestamp()
-      and (w.started_at, w.id) < (me.started_at, me.id) and n = any ($2::text[])))::text
+      and w.id <> me.id and n = any ($2::text[])
+      and ((w.started_at, w.id) < (me.started_at, me.id) or w.started_at > clock_timestamp())))::text
 from {{schema}}.worker me where me.id = $1::int8
 """
 

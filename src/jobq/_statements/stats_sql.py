@@ -93,7 +93,8 @@ select 'running', r.queue, sum(b.weight)::float8, 0, null, null
 union all
 select r.state, r.queue, sum(b.weight)::float8,
        coalesce(sum(b.weight) filter (
-           where r.finished_at > statement_timestamp() - interval '1 hour'), 0)::float8, null, null
+           where r.finished_at > statement_timestamp() - interval '1 hour'
+             and r.finished_at <= statement_timestamp()), 0)::float8, null, null
 {_of_blocks("finished", "queue, state, finished_at")} group by r.state, r.queue
 """
 

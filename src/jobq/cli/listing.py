@@ -80,4 +80,6 @@ def _when(job: JobInfo, now: datetime) -> str:
     if moment is None:
         return ""
     ago_s = (now - moment).total_seconds()
-    return f"in {duration(-ago_s)}" if ago_s < 0 else f"{duration(ago_s)} ago"
+    if ago_s < 0 and job.state is JobState.SCHEDULED:
+        return f"in {duration(-ago_s)}"
+    return f"{duration(max(0.0, ago_s))} ago"  # what has been is past, though this clock may be behind
