@@ -1,4 +1,4 @@
-"""A primary is killed and its standby promoted: synchronous, nothing is lost; else nothing is mixed up."""
+"""A standby takes over, by our hand or Patroni's: synchronous, nothing is lost; else nothing is mixed up."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def test_a_standby_that_takes_over(
         stage = Stage(spawn_python, pair.dsn, folder, load=LOAD)
         allowed = Allowed(lost_commits=not is_synchronous)
         verdict = stage.run(pair.fail_over, 8.0, allowed=allowed)
+        assert_workers_went_on(stage)
     assert_kept(verdict)
     assert verdict.figures["failovers"] == 1
 
@@ -54,6 +55,7 @@ def test_patroni_with_a_synchronous_standby(
     with patroni(tmp_path, is_synchronous=True) as cluster:
         stage = Stage(spawn_python, patroni_faults.make_database(cluster), tmp_path, load=LOAD)
         verdict = stage.run(patroni_faults.again_and_again(cluster, once), 2.0)
+        assert_workers_went_on(stage)
         assert_kept(verdict)
 
 
@@ -62,6 +64,7 @@ def test_patroni_with_an_asynchronous_standby(spawn_python: SpawnPython, tmp_pat
         stage = Stage(spawn_python, patroni_faults.make_database(cluster), tmp_path, load=LOAD)
         fault = patroni_faults.again_and_again(cluster, patroni_faults.kill_host_ahead)
         verdict = stage.run(fault, 2.0, allowed=Allowed(lost_commits=True))
+        assert_workers_went_on(stage)
         assert_kept(verdict)
         assert verdict.figures["completed"] < verdict.figures["acknowledged"], "the follower lacked nothing"
 
@@ -70,3 +73,8 @@ def patroni(folder: Path, *, is_synchronous: bool) -> PatroniCluster:
     if find_patroni() is None or find_etcd() is None:
         pytest.skip("Patroni or etcd is not there: `make chaos` fetches them")
     return PatroniCluster(folder, is_synchronous=is_synchronous)
+
+
+def assert_workers_went_on(stage: Stage) -> None:
+    """Fail if a worker ended by itself, with what it said."""
+    assert not stage.ended, "\n".join(worker.output for worker in stage.ended)
