@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.chaos import vitals
-from tests.chaos.flatness import LIMITS, P99, Limit, not_flat, rows_of, table, worst_minute_ms
+from tests.chaos.flatness import LIMITS, P99, Limit, not_flat, pickup_by_minute, rows_of, table
 from tests.chaos.ledger import (
     COMPLETED,
     MADE,
@@ -180,7 +180,9 @@ def test_what_is_calm_is_flat_and_its_figures_are_right() -> None:
     assert not_flat(rows.values()) == []
     assert rows[vitals.WAL].fifths == pytest.approx([3.0] * 5)
     assert rows[P99].fifths == pytest.approx([1.0] * 5, rel=0.05)
-    assert worst_minute_ms(samples, 99.9) == pytest.approx(10.0, rel=0.05)
+    minutes = pickup_by_minute(samples)
+    assert len(minutes) == 16  # of 5 s each
+    assert minutes[0] == pytest.approx((1.0, 1.0), rel=0.05)
     assert "not flat" not in table(list(rows.values()))
 
 
@@ -205,8 +207,9 @@ def test_what_grows_is_not_flat(key: Key, grow: Callable[[float], float]) -> Non
 
 
 def test_pickup_that_becomes_slower_is_not_flat() -> None:
-    rows = rows_of(watched(lambda _: {}, slower_pickups))
-    assert [row.key.what for row in not_flat(rows)] == [P99]
+    samples = watched(lambda _: {}, slower_pickups)
+    assert [row.key.what for row in not_flat(rows_of(samples))] == [P99]
+    assert pickup_by_minute(samples)[-1] == pytest.approx((1.0, 1_000.0), rel=0.05)
 
 
 def test_one_moment_does_not_decide() -> None:

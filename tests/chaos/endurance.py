@@ -20,7 +20,7 @@ from jobq._embedded.pidfile import children_of
 from jobq.embedded import Databases
 from tests.chaos import reckoning
 from tests.chaos.auditor import Audit, Problem
-from tests.chaos.flatness import EARLY, not_flat, rows_of, table, worst_minute_ms
+from tests.chaos.flatness import EARLY, not_flat, pickup_by_minute, rows_of, table
 from tests.chaos.ledger import COMPLETED, HELD, MADE, ROLLED_BACK, STARTED, Pace, Totals, read_ledgers
 from tests.chaos.stage import DRAIN_S, PATH, ROOT, SEED, WORKERS, Load, report
 from tests.chaos.vitals import DONE, Vitals
@@ -128,11 +128,12 @@ class Crowd:
             producer.wait_for_output("PRODUCES", _START_S)
 
     def processes(self) -> dict[str, int]:
-        """Return the ids of the workers and of their supervisor."""
+        """Return all ids, by the names that the processes have here."""
         children = children_of(self.supervisor.pid)
         assert len(children) == WORKERS, self.supervisor.output
-        named = {f"worker {number}": pid for number, pid in enumerate(children, start=1)}
-        return {**named, "supervisor": self.supervisor.pid}
+        workers = {f"worker {number}": pid for number, pid in enumerate(children, start=1)}
+        producers = {f"producer {number}": one.pid for number, one in enumerate(self.producers, start=1)}
+        return {**workers, "supervisor": self.supervisor.pid, **producers}
 
     def made(self) -> Totals:
         """Return what the producers have counted so far."""
@@ -229,6 +230,7 @@ class Endurance:
         rows = rows_of(samples)
         problems = [*reckoning.reckon(account), *_unless_held(rows, pace), *_unless_flat(rows)]
         made, done, books = account.producers, account.workers, account.books
+        minutes = pickup_by_minute(samples)
         figures = {
             "s": self._plan.seconds,
             **known,
@@ -240,10 +242,11 @@ class Endurance:
             "starts": done[STARTED].count,
             "ticks": len(books.ticks),
             "removed by retention": books.left,
-            "ms pickup p99 in the worst minute": round(worst_minute_ms(samples, 99), 1),
+            "ms pickup p99 in the worst minute": round(max(p99 for _, p99 in minutes), 1),
         }
         verdict = Audit(figures, problems)
-        report(verdict, table(rows))
+        told = ", ".join(f"{p50:.1f}/{p99:.0f}" for p50, p99 in minutes)
+        report(verdict, f"{table(rows)}\npickup p50/p99 of each minute, ms: {told}")
         return verdict
 
     def _watch(self, pace: float) -> tuple[list[Sample], reckoning.Account]:

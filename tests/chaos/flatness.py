@@ -153,13 +153,13 @@ def pickup_ms(samples: Sequence[Sample], percent: float) -> float:
     return percentile_s(list(between), percent) * 1e3
 
 
-def worst_minute_ms(samples: Sequence[Sample], percent: float) -> float:
-    """Return the highest percentile of any minute after the first fifth; of a twentieth of a short run."""
+def pickup_by_minute(samples: Sequence[Sample]) -> list[tuple[float, float]]:
+    """Return p50 and p99 of each minute's pickups in ms, after the first fifth; in short runs of less."""
     warm = [sample for fifth in fifths_of(samples)[EARLY:] for sample in fifth]
     length_s = min(60.0, (samples[-1].at_s - samples[0].at_s) / 20)
     minutes = itertools.groupby(warm, lambda sample: int((sample.at_s - warm[0].at_s) / length_s))
     begins = [next(minute) for _, minute in minutes]
-    return max(pickup_ms(pair, percent) for pair in itertools.pairwise(begins))
+    return [(pickup_ms(pair, 50), pickup_ms(pair, 99)) for pair in itertools.pairwise(begins)]
 
 
 def not_flat(rows: Iterable[Row]) -> list[Row]:
@@ -168,21 +168,26 @@ def not_flat(rows: Iterable[Row]) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return a table for people: of like things the one that came nearest to its limit, of tables each."""
+    """Return a table for people: of like things the one that came nearest to its limit; of tables all."""
     head = ["| | | 1st fifth | 2nd | 3rd | 4th | last | may be |", "|---|---|--:|--:|--:|--:|--:|--:|"]
     return "\n".join([*head, *map(_line, _worth_showing(rows))])
 
 
 def _worth_showing(rows: Sequence[Row]) -> Iterator[Row]:
-    shown: set[str] = set()
+    shown: set[tuple[str, str]] = set()
     for row in rows:
         if row.key.what in _SIZES:
             if max(row.fifths) >= _SHOWN_MB or not row.is_flat:
                 yield row
-        elif row.key.what not in shown:
-            shown.add(row.key.what)
-            alike = [one for one in rows if one.key.what == row.key.what]
+        elif _sort_of(row) not in shown:
+            shown.add(_sort_of(row))
+            alike = [one for one in rows if _sort_of(one) == _sort_of(row)]
             yield max(alike, key=lambda one: (one.use, one.fifths[LAST]))
+
+
+def _sort_of(row: Row) -> tuple[str, str]:
+    """Return what like things have in common: dead rows, or the memory of workers."""
+    return row.key.what, "" if row.key.what == vitals.DEAD else row.key.whose.rstrip(" 0123456789")
 
 
 def _line(row: Row) -> str:
