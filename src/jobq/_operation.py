@@ -142,8 +142,17 @@ def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def quote_literal(text: str) -> str:
+    """Quote a text for use in SQL, where it has no backslashes."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 @functools.lru_cache(maxsize=1024)
 def in_schema(sql: str, schema: str) -> str:
-    """Put the schema's quoted name for ``{schema}`` in a statement, its literal for ``{schema_name}``."""
-    literal = "'" + schema.replace("'", "''") + "'"
-    return sql.replace("{schema}", quote_identifier(schema)).replace("{schema_name}", literal)
+    """Put the schema's quoted name for ``{schema}`` in a statement, its literal for ``{schema_name}``.
+
+    And for ``{job_ids}`` the sequence of the jobs' ids, by its type: `nextval` of a text may be anybody's.
+    """
+    sequence = quote_literal(f"{quote_identifier(schema)}.job_id_seq") + "::regclass"
+    named = sql.replace("{job_ids}", sequence).replace("{schema_name}", quote_literal(schema))
+    return named.replace("{schema}", quote_identifier(schema))

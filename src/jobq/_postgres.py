@@ -166,7 +166,8 @@ _FAREWELL_READS: Final = 4
 # connection that others use next, so nothing is set when the id is not the real one.
 _GREET: Final = """
 select pg_backend_pid() = $1::int4, case when pg_backend_pid() = $1::int4 then
-    (select count(set_config(name, value, false)) from unnest($2::text[], $3::text[]) s(name, value)) end
+    (select pg_catalog.count(set_config(name, value, false))
+     from unnest($2::text[], $3::text[]) s(name, value)) end
 """
 
 

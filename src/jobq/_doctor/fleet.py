@@ -112,7 +112,7 @@ _QUEUES: Final = """
 with recursive q as (
     (select queue from {schema}.ready order by queue limit 1)
     union all
-    select (select r.queue from {schema}.ready r where r.queue > q.queue order by r.queue limit 1)
+    select (select r.queue from {schema}.ready r where r.queue::text > q.queue::text order by r.queue limit 1)
     from q where q.queue is not null
 )
 select q.queue::text,
@@ -122,7 +122,8 @@ select q.queue::text,
        (select max(date_part('epoch', clock_timestamp() - h.ready_at))::float8
         from generate_series(-9, 9) p(priority)
         cross join lateral (
-            select ready_at from {schema}.ready r where r.queue = q.queue and r.priority = p.priority::int2
+            select ready_at from {schema}.ready r
+            where r.queue::text = q.queue::text and r.priority::int2 = p.priority::int2
             order by xid, (job_id + 0) limit 1) h)
 from q where q.queue is not null
 """

@@ -22,7 +22,7 @@ _FULL_SHARE: Final = 0.9
 # A hidden session (another role's, without pg_read_all_stats) still shows its xids, but no time or query.
 _HORIZON: Final = """
 select kind, who, age(xmin), seconds, what from (
-    select 'session' as kind, format('pid %s (%s, %s)', pid, coalesce(usename, '?'),
+    select 'session' as kind, pg_catalog.format('pid %s (%s, %s)', pid, coalesce(usename, '?'),
                                      coalesce(nullif(application_name, ''), 'no application name')) as who,
            coalesce(backend_xmin, backend_xid) as xmin,
            date_part('epoch', clock_timestamp() - xact_start)::float8 as seconds,
@@ -31,11 +31,11 @@ select kind, who, age(xmin), seconds, what from (
     where coalesce(backend_xmin, backend_xid) is not null and pid <> pg_backend_pid()
       and backend_type in ('client backend', 'walsender')
     union all
-    select 'prepared', format('transaction %L of %s', gid, owner), transaction,
+    select 'prepared', pg_catalog.format('transaction %L of %s', gid, owner), transaction,
            date_part('epoch', clock_timestamp() - prepared)::float8, '', database
     from pg_prepared_xacts
     union all
-    select 'slot', format('replication slot %L (%s)', slot_name,
+    select 'slot', pg_catalog.format('replication slot %L (%s)', slot_name,
                           case when active then 'active' else 'inactive' end), xmin, null, '', database
     from pg_replication_slots where xmin is not null
 ) h

@@ -135,7 +135,7 @@ def future_xids(context: Context) -> Operation[list[Finding]]:
 
 
 _EXPECTED: Final = """
-select e.name, i.indisvalid from unnest($2::text[]) e(name)
+select e.name, i.indisvalid from pg_catalog.unnest($2::text[]) e(name)
 left join pg_class c on c.relname = e.name and c.relnamespace = $1::text::regnamespace
 left join pg_index i on i.indexrelid = c.oid
 where i.indisvalid is distinct from true
@@ -166,9 +166,9 @@ def indexes(context: Context) -> Operation[list[Finding]]:
 
 
 _BLOAT: Final = """
-select relname::text, n_dead_tup, n_live_tup, pg_total_relation_size(relid),
+select relname::text, n_dead_tup, n_live_tup, pg_total_relation_size(relid::regclass),
        date_part('epoch', clock_timestamp() - greatest(last_autovacuum, last_vacuum))::float8
-from pg_stat_user_tables where schemaname = $1::text order by pg_total_relation_size(relid) desc
+from pg_stat_user_tables where schemaname = $1::text order by pg_total_relation_size(relid::regclass) desc
 """
 
 

@@ -34,7 +34,7 @@ _MOST_QUEUES: Final = 10_000  # that are remembered; names may come from data
 MAX_LIMIT: Final = 1_000_000  # counting to it takes about a tenth of a second
 
 _COUNT: Final = """
-select count(*) from (select from {schema}.ready where queue = $1::text limit $2::int8) r
+select count(*) from (select from {schema}.ready where queue::text = $1::text limit $2::int8) r
 """
 
 

@@ -68,7 +68,7 @@ def _table(state: JobState) -> str:
 def _told(query: Query, settings: Settings, rows: str) -> str:
     """Return the CTE that tells listeners of queues, ``rows`` being where their names stand."""
     return f"""n as materialized (
-    select count({NOTIFY}) as sent from (select distinct queue from {rows}) q
+    select pg_catalog.count({NOTIFY}) as sent from (select distinct queue from {rows}) q
     where {query.bind(settings.notify, "bool")}
 )"""
 
@@ -112,8 +112,8 @@ def retry(query: Query, state: JobState, settings: Settings, entry: Sequence[str
 ), {_told(query, settings, "x")}"""
     return Written(
         ctes,
-        conflicting="(select array_agg(job_id order by job_id) from lost)",
-        holders="(select array_agg(holder order by job_id) from lost)",
+        conflicting="(select pg_catalog.array_agg(job_id order by job_id) from lost)",
+        holders="(select pg_catalog.array_agg(holder order by job_id) from lost)",
         sent="(select sent from n)",
     )
 

@@ -33,7 +33,7 @@ with s as materialized (
          o(priority, from_xid, from_id, to_xid)
     cross join lateral (
         select ctid as tid, crashes from {{schema}}.ready
-        where queue = $5::text and priority = o.priority
+        where queue::text = $5::text and priority::int2 = o.priority
           and (xid, (job_id + 0)) >= (o.from_xid, o.from_id) and xid <= o.to_xid
           and (crashes < $8::int4 or $9::bool)
         order by xid, (job_id + 0)
@@ -63,8 +63,8 @@ order by x.priority desc, x.xid, x.job_id
 REFRESH: Final = f"""
 select pg_snapshot_xmax(s)::text, array(select t::text from pg_snapshot_xip(s) t),
        array(select (
-           select xid::text || ':' || job_id from {{schema}}.ready
-           where queue = $5::text and priority = o.priority
+           select xid::text || ':' || job_id::text from {{schema}}.ready
+           where queue::text = $5::text and priority::int2 = o.priority
              and (xid, (job_id + 0)) >= (o.from_xid, o.from_id) and xid <= o.to_xid
            order by xid, (job_id + 0) limit 1)
            from unnest($1::int2[], $2::text[]::xid8[], $3::int8[], $4::text[]::xid8[])
@@ -78,10 +78,10 @@ from pg_current_snapshot() s
 # this cluster has yet to reach. They are stamped anew: in their old order, as if just enqueued.
 RESTAMP: Final = """
 with s as materialized (
-    select l.tid from unnest($2::int2[]) o(priority)
+    select l.tid from pg_catalog.unnest($2::int2[]) o(priority)
     cross join lateral (
         select ctid as tid from {schema}.ready
-        where queue = $1::text and priority = o.priority
+        where queue::text = $1::text and priority::int2 = o.priority
           and xid >= pg_snapshot_xmax(pg_current_snapshot())
         order by xid limit 10000 for update skip locked
     ) l

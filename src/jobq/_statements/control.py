@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jobq._operation import Call, Operation, in_schema
+from jobq._operation import Call, Operation, in_schema, quote_literal
 from jobq._statements.enqueue import enqueue_sql
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ select scope, name, null::int8, null::text from {schema}.pause
 where until is null or until > clock_timestamp()
 union all
 select 'job', null, o.job_id, c.reason
-from unnest($1::int8[]) o(job_id)
+from pg_catalog.unnest($1::int8[]) o(job_id)
 cross join lateral (select reason from {schema}.cancel_request where job_id = o.job_id limit 1) c
 where exists (select from {schema}.cancel_request)
 union all
@@ -90,8 +90,7 @@ def control_channel(schema: str) -> str:
 
 def control_sql(text: str, schema: str) -> str:
     """Return a statement that may hold :data:`ALERT` and enqueue notifications, for one schema."""
-    channel = control_channel(schema).replace("'", "''")
-    return enqueue_sql(text.replace("{control}", f"'{channel}'"), schema)
+    return enqueue_sql(text.replace("{control}", quote_literal(control_channel(schema))), schema)
 
 
 def poll(schema: str, job_ids: Sequence[int]) -> Operation[Orders]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ANY_TIME_US: Final = 2**63 - 1
 
 # Which server this is, until it is started anew. In whole microseconds: a role's settings round a float.
-SERVER: Final = "(extract(epoch from pg_postmaster_start_time()) * 1000000)::int8"
+SERVER: Final = "(extract(epoch from pg_postmaster_start_time()) * 1000000.0)::int8"
 
 REGISTER: Final = f"""
 insert into {{schema}}.worker (id, name, host, pid, version, queues, kinds, periodics, lease_until)
@@ -93,9 +93,9 @@ with s as materialized (
 ), q as materialized (
     select queue, count(*) as jobs from x group by queue
 ), n as materialized (
-    select count({NOTIFY}) as sent from q where $4::bool
+    select pg_catalog.count({NOTIFY}) as sent from q where $4::bool
 )
-select (select array_agg(queue::text) from q), (select coalesce(sum(jobs), 0)::int8 from q),
+select (select pg_catalog.array_agg(queue::text) from q), (select coalesce(sum(jobs), 0)::int8 from q),
        (select sent from n),
        (select nullif(least(min(run_at), statement_timestamp() - interval '1 second'), '-infinity') from (
             select run_at from {{schema}}.scheduled
@@ -126,8 +126,8 @@ with s as materialized (
     on conflict do nothing
 ), scheduled as (
     insert into {{schema}}.scheduled (job_id, run_at, reason, queue, priority, attempt, failures, crashes)
-    select job_id, statement_timestamp() + crashes * (0.5 + random()) * interval '1 second', 'crash',
-           queue, priority, attempt, failures, crashes + 1
+    select job_id, statement_timestamp() + crashes::float8 * (0.5::float8 + random()) * interval '1 second',
+           'crash', queue, priority, attempt, failures, crashes + 1
     from u where crashes > 0 and crashes + 1 < $3::int4 and not asked
     on conflict do nothing
 ), finished as (
@@ -135,7 +135,8 @@ with s as materialized (
         (job_id, state, claimed_at, queue, priority, worker_id, attempt, failures, crashes, reason)
     select job_id, case when asked then 'cancelled' else 'discarded' end, claimed_at, queue, priority,
            worker_id, attempt, failures, crashes + 1,
-           case when asked then asked_reason else format('its worker died with it %s times', crashes + 1) end
+           case when asked then asked_reason
+                else 'its worker died with it ' || (crashes + 1)::text || ' times' end
     from u where asked or crashes + 1 >= $3::int4
     on conflict do nothing
 ), e as (
@@ -143,14 +144,15 @@ with s as materialized (
         (job_id, attempt, outcome, type, message, traceback, worker_id, worker, started_at, omitted)
     select u.job_id, u.attempt, 'crashed', 'jobq.WorkerDied',
            'the worker died, or its lease ended, while it held this job', '', u.worker_id,
-           coalesce((select name from {{schema}}.worker where id = u.worker_id), 'worker ' || u.worker_id),
+           coalesce((select name from {{schema}}.worker where id = u.worker_id),
+                    'worker ' || u.worker_id::text),
            u.claimed_at,
            coalesce((select omitted from {{schema}}.attempt_error a where a.job_id = u.job_id
                      order by attempt desc limit 1), 0)
     from u
     on conflict do nothing
 ), n as materialized (
-    select count({NOTIFY}) as sent from (
+    select pg_catalog.count({NOTIFY}) as sent from (
         select distinct queue from u where crashes = 0 and $3::int4 > 1 and not asked) q
 )
 select u.job_id, u.attempt, u.queue, u.worker_id, u.crashes + 1 >= $3::int4 and not u.asked,
@@ -179,7 +181,7 @@ select j.id, j.kind, f.queue, f.priority, f.attempt, f.failures, f.crashes, j.ma
        coalesce(f.worker_id, 0), date_part('epoch', j.created_at), j.meta::text, j.tags,
        f.reason, f.finished_at,
        e.attempt, e.outcome, e.type, e.message, e.traceback, e.worker, e.started_at, e.ended_at, e.omitted
-from unnest($1::int8[]) o(id)
+from pg_catalog.unnest($1::int8[]) o(id)
 cross join lateral (select * from {schema}.job where id = o.id limit 1) j
 cross join lateral (select * from {schema}.finished where job_id = o.id and state = 'discarded' limit 1) f
 left join lateral (

@@ -42,7 +42,7 @@ __all__ = [
 ENQUEUE_ONE: Final = f"""
 with j as (
     insert into {{schema}}.job (id, args, expires_at, meta, tags, kind, max_attempts, timeout_s)
-    values (nextval('{{schema}}.job_id_seq'), $1::text::jsonb, $2::timestamptz, $3::text::jsonb,
+    values (nextval({{job_ids}}), $1::text::jsonb, $2::timestamptz, $3::text::jsonb,
             $4::text::text[], $5::text, $8::int4, $9::float8)
     returning id
 )
@@ -52,7 +52,7 @@ returning job_id, case when $10::bool then {NOTIFY} end
 
 ENQUEUE_MANY: Final = f"""
 with x as materialized (
-    select nextval('{{schema}}.job_id_seq') as id, t.ord, {COLUMNS}
+    select nextval({{job_ids}}) as id, t.ord, {COLUMNS}
     from {ROWS}) with ordinality t({NAMES}, ord)
 ), {insert_jobs("x")},
 {notify_queues("select distinct queue from x where run_at is null or run_at <= statement_timestamp()")}

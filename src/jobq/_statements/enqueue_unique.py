@@ -71,7 +71,8 @@ HELD: Final = """case
 
 # In whole microseconds: no float may put the end of a slot before its last moment.
 _SLOT_END: Final = """case when period_us is not null then timestamptz 'epoch' + interval '1 microsecond'
-        * (((extract(epoch from statement_timestamp()) * 1000000)::int8 / period_us + 1) * period_us) end"""
+        * (((extract(epoch from statement_timestamp()) * 1000000.0)::int8 / period_us + 1)
+           * period_us)::float8 end"""
 
 # `k`: the jobs to be made, with the newest row of each one's key. `won`: the keys that this call got, each
 # under `new_generation`. The CTEs are never joined to one another, but asked by `in`, which is a hash
@@ -80,7 +81,7 @@ _KEYS: Final = f"""
 with k as materialized (
     select x.*, u.tid, u.job_id as holder, {HELD} as is_held, coalesce(u.generation, 0) + 1 as new_generation
     from (
-        select nextval('{{schema}}.job_id_seq') as id, t.ord, {COLUMNS}, t.key, t.name,
+        select nextval({{job_ids}}) as id, t.ord, {COLUMNS}, t.key, t.name,
                coalesce(t.period_us, $25::int8) as period_us,
                coalesce(t.until_started, $27::bool) as until_started,
                coalesce(t.conflict, $29::int2) as conflict{{max_wait_column}}
@@ -155,8 +156,8 @@ ENQUEUE_REPLACE: Final = f"""{_keys(max_wait=True)}, gate as materialized (
     select l.id, l.holder, l.tid, l.ready_tid is not null as was_ready, l.old_queue, l.args, l.conflict,
            case when l.conflict & {
     REPLACE["priority"]
-} <> 0 then l.priority else l.old_priority end as priority,
-           case when l.conflict & {REPLACE["run_at"]} = 0 then l.old_run_at else least(
+}::int2 <> 0 then l.priority else l.old_priority end as priority,
+           case when l.conflict & {REPLACE["run_at"]}::int2 = 0 then l.old_run_at else least(
                coalesce(l.run_at, statement_timestamp()),
                c.created_at + l.max_wait_s * interval '1 second') end as run_at, c.tid as job_tid
     from (select * from locked_ready union all select * from locked_scheduled) l
@@ -166,7 +167,7 @@ ENQUEUE_REPLACE: Final = f"""{_keys(max_wait=True)}, gate as materialized (
 ), kept as (
     update {{schema}}.ready r
     set priority = m.priority,
-        xid = case when r.priority = m.priority then r.xid else pg_current_xact_id() end
+        xid = case when r.priority::int2 = m.priority then r.xid else pg_current_xact_id() end
     from m where r.ctid = m.tid and m.was_ready and (m.run_at is null or m.run_at <= statement_timestamp())
     returning m.*
 ), from_ready as (
@@ -192,7 +193,7 @@ ENQUEUE_REPLACE: Final = f"""{_keys(max_wait=True)}, gate as materialized (
     union all select * from from_ready union all select * from from_scheduled
 ), rewritten as (
     update {{schema}}.job j set args = moved.args::jsonb
-    from moved where j.ctid = moved.job_tid and moved.conflict & {REPLACE["args"]} <> 0
+    from moved where j.ctid = moved.job_tid and moved.conflict & {REPLACE["args"]}::int2 <> 0
 ), {insert_jobs("y", unique=True)},
 {
     notify_queues(f'''select queue from y where {_IS_DUE}
@@ -206,7 +207,9 @@ from k order by ord
 """
 
 # In the order of the array.
-LOCK_KEYS: Final = "select count(pg_advisory_xact_lock(k.id)::text) from unnest($1::int8[]) k(id)"
+LOCK_KEYS: Final = """
+select pg_catalog.count(pg_advisory_xact_lock(k.id)::text) from pg_catalog.unnest($1::int8[]) k(id)
+"""
 
 # Who was faster than this call, which a new statement sees; unless he held the key for a slot that has
 # passed, or is gone.

@@ -242,7 +242,7 @@ def _rows(query: Query, chosen: JobFilter, place: Place, size: int) -> str:
 def _rows_by_id(query: Query, place: Place, ids: Sequence[int]) -> str:
     state = f" and state = '{place.state.value}'" if place.state.is_terminal else ""
     return f"""
-    select {_columns(place.state)} from unnest({query.bind(ids, "int8[]")}) i(id)
+    select {_columns(place.state)} from pg_catalog.unnest({query.bind(ids, "int8[]")}) i(id)
     cross join lateral (
         select ctid, * from {{schema}}.{_table(place.state)} where job_id = i.id{state} limit 1) t"""
 
@@ -258,7 +258,7 @@ def _matching(query: Query, chosen: JobFilter, state: JobState) -> str:
         # Not in the window: without statistics the planner takes these for few, and reads the whole table.
         where.append("w.state = 'completed'")
     if chosen.queues:
-        where.append(f"w.queue = any ({query.bind(chosen.queues, 'text[]')})")
+        where.append(f"w.queue::text = any ({query.bind(chosen.queues, 'text[]')})")
     if chosen.worker is not None:
         where.append(f"w.worker_id = {query.bind(chosen.worker, 'int8')}")
     ages = [
@@ -268,9 +268,9 @@ def _matching(query: Query, chosen: JobFilter, state: JobState) -> str:
         joins += """
     cross join lateral (select kind, tags, created_at from {schema}.job where id = w.job_id limit 1) j"""
         if chosen.kinds:
-            where.append(f"j.kind = any ({query.bind(chosen.kinds, 'text[]')})")
+            where.append(f"j.kind::text = any ({query.bind(chosen.kinds, 'text[]')})")
         if chosen.tags:
-            where.append(f"j.tags @> {query.bind(chosen.tags, 'text[]')}")
+            where.append(f"j.tags operator(pg_catalog.@>) {query.bind(chosen.tags, 'text[]')}")
     column = "w.finished_at" if state.is_terminal else "j.created_at"
     where += [f"{column} {sign} {_ago(query, age)}" for sign, age in ages]
     if chosen.error is not None:
@@ -351,10 +351,10 @@ def _listing(step: Window, state: JobState) -> str:
     return f"""
 with {step.ctes}, p as materialized (
     select w.job_id, '{state.value}', w.reason, j.kind, w.queue, w.priority, j.args::text, j.meta::text,
-           to_jsonb(j.tags)::text, w.attempt, w.failures, w.crashes, j.max_attempts, j.timeout_s::text,
-           j.unique_name, {instant("j.created_at")}, {instant("w.run_at")}, {instant("j.expires_at")},
-           {instant("w.claimed_at")}, {instant("w.finished_at")}, w.worker_id, {result},
-           row_number() over (order by {_order(state, by_id=step.ids is not None)}) as place
+           pg_catalog.to_jsonb(j.tags)::text, w.attempt, w.failures, w.crashes, j.max_attempts,
+           j.timeout_s::text, j.unique_name, {instant("j.created_at")}, {instant("w.run_at")},
+           {instant("j.expires_at")}, {instant("w.claimed_at")}, {instant("w.finished_at")}, w.worker_id,
+           {result}, row_number() over (order by {_order(state, by_id=step.ids is not None)}) as place
     from m w cross join lateral (select * from {{schema}}.job where id = w.job_id limit 1) j
 )
 select {seen(step, state)}, p.* from (select) one left join p on true order by p.place

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jobq._operation import in_schema
+from jobq._operation import in_schema, quote_literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,9 +55,9 @@ class JobRow(NamedTuple):
 # A notification's payload is the queue's name and nothing else; its bound (128 bytes) is far
 # below the 7,999 that PostgreSQL takes.
 NOTIFY: Final = """case
-    when pg_try_advisory_lock(hashtext({schema_name}), hashtext(q.queue))
-    then pg_advisory_unlock(hashtext({schema_name}), hashtext(q.queue))::text
-    else pg_notify({channel}, q.queue)::text end"""
+    when pg_try_advisory_lock(hashtext({schema_name}), hashtext(q.queue::text))
+    then pg_advisory_unlock(hashtext({schema_name}), hashtext(q.queue::text))::text
+    else pg_notify({channel}, q.queue::text)::text end"""
 
 COLUMNS: Final = """
     coalesce(t.kind, $2::text) as kind, t.args,
@@ -100,7 +100,7 @@ def insert_jobs(source: str, *, unique: bool = False) -> str:
 
 def notify_queues(queues: str) -> str:
     """Return the part that wakes whoever waits for a queue that a query names; once each."""
-    return f"n as materialized (select count({NOTIFY}) as sent from ({queues}) q where $22::bool)"
+    return f"n as materialized (select pg_catalog.count({NOTIFY}) as sent from ({queues}) q where $22::bool)"
 
 
 def notify_channel(schema: str) -> str:
@@ -116,8 +116,7 @@ def notify_channel(schema: str) -> str:
 @functools.lru_cache(maxsize=256)
 def enqueue_sql(text: str, schema: str) -> str:
     """Return a statement that may notify, for one schema."""
-    channel = notify_channel(schema).replace("'", "''")
-    return in_schema(text.replace("{channel}", f"'{channel}'"), schema)
+    return in_schema(text.replace("{channel}", quote_literal(notify_channel(schema))), schema)
 
 
 def parameters(rows: Sequence[JobRow], *, notify: bool) -> list[Any]:

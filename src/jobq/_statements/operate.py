@@ -38,7 +38,7 @@ def instant(column: str) -> str:
 # interval holds less than the number does.
 GET: Final = f"""
 select v.id, v.state, v.reason, v.kind, v.queue, v.priority, v.args::text, v.meta::text,
-       to_jsonb(v.tags)::text, v.attempt, v.failures, v.crashes, v.max_attempts, j.timeout_s::text,
+       pg_catalog.to_jsonb(v.tags)::text, v.attempt, v.failures, v.crashes, v.max_attempts, j.timeout_s::text,
        v.unique_key, {instant("v.created_at")}, {instant("v.run_at")}, {instant("v.expires_at")},
        {instant("v.claimed_at")}, {instant("v.finished_at")}, v.worker_id, v.result::text
 from {{schema}}.jobs v join {{schema}}.job j on j.id = v.id where v.id = $1::int8
@@ -66,7 +66,7 @@ with l as materialized (
 ), c as (
     delete from {{schema}}.cancel_request where job_id in (select job_id from x)
 ), n as materialized (
-    select count({NOTIFY}) as sent from r q where $2::bool
+    select pg_catalog.count({NOTIFY}) as sent from r q where $2::bool
 ), {logged_as(3, jobs="1", where="exists (select from x)")}
 select (select count(*) from r), (select holder from lost), (select count(*) from l), (select sent from n)
 """

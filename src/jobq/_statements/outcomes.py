@@ -130,7 +130,7 @@ with x as materialized (
             order by attempt desc offset $13::int4 - 1
         ) d where u.outcome is not null)
 ), n as materialized (
-    select count({NOTIFY}) as sent from (select distinct queue from u where target = 'ready') q
+    select pg_catalog.count({NOTIFY}) as sent from (select distinct queue from u where target = 'ready') q
     where $14::bool
 )
 select job_id, (select sent from n) from u
@@ -161,7 +161,7 @@ with s as materialized (
     update {{schema}}.worker set ended_at = clock_timestamp(), end_reason = 'stopped'
     where $3::bool and id = $1::int8 and ended_at is null
 ), n as materialized (
-    select count({NOTIFY}) as sent from (select distinct queue from u) q
+    select pg_catalog.count({NOTIFY}) as sent from (select distinct queue from u) q
 )
 select job_id, (select sent from n) from u
 """

@@ -56,7 +56,7 @@ WAKE: Final = """
 with s as materialized (
     select s.ctid as tid from {schema}.scheduled s
     cross join lateral (
-        select from {schema}.job where id = s.job_id and kind = $1::text limit 1) j
+        select from {schema}.job where id = s.job_id and kind::text = $1::text limit 1) j
     where s.run_at > statement_timestamp()
       and s.run_at <= statement_timestamp() + $2::float8 * interval '1 second' and s.reason = 'paused'
     limit $3::int4

@@ -44,7 +44,7 @@ def instant(column: str) -> str:
 SCHEDULE_IN_META: Final = "schedule"  # an application's own member of that name goes before
 
 DECLARED: Final = """array(
-    select unnest(w.periodics) from {schema}.worker w
+    select pg_catalog.unnest(w.periodics) from {schema}.worker w
     where w.ended_at is null and w.lease_until > clock_timestamp())"""
 """The names that live workers declare."""
 

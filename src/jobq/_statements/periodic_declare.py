@@ -41,8 +41,8 @@ returning name, xmax = 0, cron, tz, every_s, {instant("next_at")}, {instant("dec
 # started later than now came before the clock was set back.
 _DECLARED_BEFORE: Final = f"""
 select {instant("coalesce($3::timestamptz, clock_timestamp())")}, {instant("me.started_at")},
-       array_to_json(array(
-    select distinct n from {{schema}}.worker w, unnest(w.periodics) n
+       pg_catalog.array_to_json(array(
+    select distinct n from {{schema}}.worker w, pg_catalog.unnest(w.periodics) n
     where w.ended_at is null and w.lease_until > clock_timestamp()
       and w.id <> me.id and n = any ($2::text[])
       and ((w.started_at, w.id) < (me.started_at, me.id) or w.started_at > clock_timestamp())))::text

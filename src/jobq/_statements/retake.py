@@ -34,7 +34,7 @@ RETAKE: Final = f"""known as materialized (
         select ctid as tid, * from {{schema}}.unique_key where key = j.key
         order by generation desc limit 1) u on true
 ), first_of_key as materialized (
-    select known.*, first_value(job_id) over (partition by key order by job_id desc) as newest
+    select known.*, pg_catalog.first_value(job_id) over (partition by key order by job_id desc) as newest
     from known where needs_key
 ), fit as materialized (
     select f.* from (select * from first_of_key where not is_held and job_id = newest order by key) f

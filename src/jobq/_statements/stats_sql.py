@@ -45,16 +45,16 @@ LIMIT: Final = "select set_config('statement_timeout', $1::text, true)"
 _CHOSEN: Final = f"""
 size as materialized (
     select place, greatest(pages - {NEWEST_BLOCKS}, 0) as body, pages,
-           greatest(1, ceil(greatest(pages - {NEWEST_BLOCKS}, 0) / {SAMPLED_BLOCKS}.0))::int8 as step
+           greatest(1, ceil(greatest(pages - {NEWEST_BLOCKS}, 0)::numeric / {SAMPLED_BLOCKS}.0))::int8 as step
     from (
-        select place, pg_relation_size(format('%I.%I', {{schema_name}}, place)::regclass)
+        select place, pg_relation_size(pg_catalog.format('%I.%I', {{schema_name}}, place)::regclass)
                       / current_setting('block_size')::int8 as pages
-        from unnest($1::text[]) place
+        from pg_catalog.unnest($1::text[]) place
     ) s
 ), block as materialized (
     select place, number, weight from (
-        select place, body, n * step + floor(random() * step)::int8 as number, step as weight
-        from size cross join lateral generate_series(0, (body - 1) / step) n
+        select place, body, n * step + floor(random() * step::float8)::int8 as number, step as weight
+        from size cross join lateral generate_series(0::int8, (body - 1) / step) n
         where body > 0
     ) stratum where number < body
     union all
@@ -68,7 +68,8 @@ def _of_blocks(place: str, columns: str) -> str:
     return f"""
     from block b cross join lateral (
         select {columns} from {{schema}}.{place}
-        where ctid >= ('(' || b.number || ',0)')::tid and ctid < ('(' || b.number + 1 || ',0)')::tid
+        where ctid >= ('(' || b.number::text || ',0)')::tid
+          and ctid < ('(' || (b.number + 1)::text || ',0)')::tid
         offset 0
     ) r where b.place = '{place}'"""
 
@@ -111,7 +112,7 @@ select queue, state, count(*)::float8 from (
 LAST_HOUR_RATE: Final = f"""
 with probe as materialized (
     select slot, statement_timestamp() - interval '1 hour'
-                 + (slot + random() / 2) * interval '1 hour' / {_PROBES} as from_at
+                 + (slot::float8 + random() / 2::float8) * interval '1 hour' / {_PROBES}::float8 as from_at
     from generate_series(0, {_PROBES - 1}) slot
 ), f as materialized (
     select p.slot, p.from_at, x.*, count(*) over w as n, min(finished_at) over w as first_at,
@@ -123,14 +124,14 @@ with probe as materialized (
     ) x
     window w as (partition by p.slot)
 )
-select queue, state, sum({3600 / _PROBES} / greatest(0.000001, date_part('epoch',
+select queue, state, sum({3600 / _PROBES}::float8 / greatest(0.000001, date_part('epoch',
     case when n < {_PROBE_ROWS} then statement_timestamp() else last_at end - from_at)))::float8
 from f where n < {_PROBE_ROWS} or finished_at < last_at or first_at = last_at
 group by queue, state
 """
 
 OTHERS: Final = f"""
-select s.state, x.queue, count(*)::float8 from unnest(array['discarded', 'cancelled']) s(state)
+select s.state, x.queue, count(*)::float8 from pg_catalog.unnest(array['discarded', 'cancelled']) s(state)
 cross join lateral (
     select queue from {{schema}}.finished where state = s.state and state <> 'completed'
     order by finished_at desc limit {OTHER_ROWS + 1}
@@ -142,7 +143,7 @@ UNKNOWN: Final = f"""
 select queue, count(*) filter (where reason = 'unknown kind')::float8, count(*) from (
     select queue::text, reason from {{schema}}.scheduled
     where run_at > statement_timestamp()
-      and run_at <= statement_timestamp() + {_PARKED_FOR_S} * interval '1 second'
+      and run_at <= statement_timestamp() + interval '{_PARKED_FOR_S} seconds'
     order by run_at limit {DUE_ROWS + 1}
 ) s group by queue
 """
@@ -154,12 +155,12 @@ with recursive lane(queue, priority, n) as (
     union all
     select x.queue, x.priority, l.n + 1 from lane l cross join lateral (
         select queue::text, priority::int2 from {{schema}}.ready
-        where (queue, priority) > (l.queue, l.priority) order by queue, priority limit 1
+        where (queue::text, priority::int2) > (l.queue, l.priority) order by queue, priority limit 1
     ) x where l.n < {MOST_LANES}
 )
 select l.queue, max(date_part('epoch', statement_timestamp() - h.ready_at)), max(l.n)
 from lane l cross join lateral (
-    select ready_at from {{schema}}.ready where queue = l.queue and priority = l.priority
+    select ready_at from {{schema}}.ready where queue::text = l.queue and priority::int2 = l.priority
     order by xid, (job_id + 0) limit 5
 ) h group by l.queue
 """
@@ -168,7 +169,7 @@ from lane l cross join lateral (
 KNOWN: Final = """
 select queue, sum(workers)::int8, bool_or(paused), max(until), max(reason) from (
     select q as queue, 1 as workers, false as paused, null as until, null as reason
-    from {schema}.worker, unnest(queues) q
+    from {schema}.worker, pg_catalog.unnest(queues) q
     where ended_at is null and lease_until > statement_timestamp()
     union all
     select name, 0, true, extract(epoch from until)::text, reason from {schema}.pause
@@ -177,7 +178,7 @@ select queue, sum(workers)::int8, bool_or(paused), max(until), max(reason) from 
 """
 
 WORKERS: Final = """
-select id, name, host, pid, version, to_jsonb(queues)::text, to_jsonb(kinds)::text,
+select id, name, host, pid, version, pg_catalog.to_jsonb(queues)::text, pg_catalog.to_jsonb(kinds)::text,
        extract(epoch from started_at)::text, extract(epoch from heartbeat_at)::text,
        extract(epoch from lease_until)::text, extract(epoch from ended_at)::text, end_reason,
        date_part('epoch', statement_timestamp() - heartbeat_at)::float8,

@@ -179,9 +179,9 @@ declare
         when octet_length(meta::text) > 16384 then 'meta: at most 16 KiB'
         when octet_length(meta::text) > 201 and pg_catalog.jsonb_path_exists(meta, too_deep)
             then 'meta: nested deeper than 100 levels'
-        when cardinality(tags) > 20 or array_ndims(tags) > 1 then 'tags: a list of at most 20'
+        when pg_catalog.cardinality(tags) > 20 or pg_catalog.array_ndims(tags) > 1 then 'tags: a list of at most 20'
         when tags is not null and exists (
-            select from unnest(tags) tag where tag is null or octet_length(tag) not between 1 and 100
+            select from pg_catalog.unnest(tags) tag where tag is null or octet_length(tag) not between 1 and 100
         ) then 'tags: each of 1 to 100 bytes'
         when expires_at > '9999-12-30 00:00:00+00' then 'expires_at: before the year 10000'
         when expires_at <= pg_catalog.statement_timestamp() then 'expires_at: in the future'
@@ -236,7 +236,8 @@ begin
             pg_catalog.date_part('epoch', enqueue.timeout), enqueue.expires_at,
             held_key, pg_catalog.left(pg_catalog.normalize(enqueue.unique_key, 'NFC'), 200),
             case when held_key is not null then coalesce(last.generation, 0) + 1 end,
-            nullif(enqueue.meta, '{}'), nullif(enqueue.tags, '{}'));
+            nullif(enqueue.meta, '{}'),
+            case when pg_catalog.cardinality(enqueue.tags) > 0 then enqueue.tags end);
     if enqueue.run_at > pg_catalog.statement_timestamp() then
         insert into {schema}.scheduled (job_id, run_at, reason, queue, priority)
         values (enqueue.id, enqueue.run_at, 'scheduled', enqueue.queue, enqueue.priority);

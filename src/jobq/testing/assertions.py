@@ -27,7 +27,7 @@ _NOTHING: Final = object()
 _Answer: TypeAlias = "list[JobInfo] | str"
 
 _FIND: Final = """
-select id, queue, args::text from {schema}.jobs where kind = $1::text order by id
+select id, queue, args::text from {schema}.jobs where kind::text = $1::text order by id
 """
 _KINDS: Final = "select kind, queue, args::text from {schema}.jobs order by id limit 20"
 
