@@ -529,7 +529,7 @@ class TestJobType:
         assert repr(JobType("k", dict[str, int])) == "JobType('k', dict[str, int])"
         assert repr(Jobs().handler("k")(crunch)) == "Handler('k', EmailArgs)"
         assert repr(NewJob("k", {"a": 1}, priority=2)) == "NewJob('k', {'a': 1}, priority=2)"
-        assert repr(NewJob(JobType("k", EmailArgs), EmailArgs("a"))) == "NewJob('k', EmailArgs(to='a'))"
+        assert repr(NewJob(JobType("k", EmailArgs), EmailArgs("a"))) == "NewJob('k', {'to': 'a'})"
 
 
 class TestPrepare:

@@ -36,6 +36,8 @@ OPERATING = {
     "OperatorAction",
     "Pause",
     "PeriodicInfo",
+    "RedactedField",
+    "Redactions",
     "Retention",
 }
 BACKING_OFF = {"Backoff", "ConstantBackoff", "ExponentialBackoff", "PolynomialBackoff"}

@@ -115,7 +115,7 @@ async def test_a_worker_runs_schedules_cleans_and_leads(roles: str, caplog: pyte
     jobs = jobq.Jobs()
     ticked = asyncio.Event()
 
-    @jobs.handler("do", backoff=jobq.ConstantBackoff(timedelta(0)))
+    @jobs.handler("do", backoff=jobq.ConstantBackoff(timedelta(0)), redact=["card"])
     async def do(job: jobq.Job, args: dict[str, str]) -> None:
         if args.get("do") == "snooze" and job.attempt == 1:
             raise jobq.Snooze(timedelta(milliseconds=10))
@@ -145,6 +145,7 @@ async def test_a_worker_runs_schedules_cleans_and_leads(roles: str, caplog: pyte
                 lambda: bench.rows(gone, ids) == [{"count": 0}], 30, what="retention removes"
             )
             assert [worker.name for worker in await bench.client.workers()] != []
+            assert await bench.client.redaction.fields() == [jobq.RedactedField("do", "card")]
     assert "permission denied" not in caplog.text
 
 
@@ -161,6 +162,7 @@ def test_an_operator_does_all_that_operators_do(roles: str) -> None:
         client.queues.pause(queue="other", reason="why", by="me")
         client.queues.resume(queue="other")
         client.queues.set_retention("default", completed=HOUR)
+        assert client.redaction.add("iban") == client.redaction.remove("iban") == ["iban"]
         client.periodic.add("p", kind="k", args={}, every=HOUR)
         client.periodic.pause("p")
         client.periodic.resume("p")
@@ -183,6 +185,7 @@ def test_a_reader_reads_everything(roles: str) -> None:
         assert client.queue_stats()[0].ready == 1
         assert [*client.workers(), *client.operator_log(), *client.periodic.list()] == []
         assert client.queues.pauses() == []
+        assert client.redaction.load().job(client.get(job_id)).args == {"secret": "***"}
 
 
 # And nothing else
@@ -242,6 +245,7 @@ def test_a_worker_does_no_operators_work_and_an_operator_no_workers(roles: str) 
     assert not written["jobq_operator"] & {"running", "worker", "leader", "schema_version", "jobs"}
     assert "operator_log" not in rights(roles, "jobq_worker")["INSERT"]
     assert "cancel_request" not in rights(roles, "jobq_worker")["INSERT"]
+    assert "redaction" not in rights(roles, "jobq_worker")["DELETE"] | rights(roles, "jobq_worker")["UPDATE"]
     assert "operator_log" not in rights(roles, "jobq_operator")["DELETE"]
 
 

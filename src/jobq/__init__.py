@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from jobq._statements.operator_log import OperatorAction
     from jobq._statements.pauses import Pause
     from jobq._statements.periodic_operate import PeriodicInfo
+    from jobq._statements.redaction import RedactedField, Redactions
     from jobq._statements.retention import Retention
     from jobq._statements.stats import QueueStats, WorkerInfo
     from jobq._types import AttemptError, Enqueued, Job, JobInfo, JobState
@@ -124,6 +125,8 @@ __all__ = [
     "ProcessFailure",
     "QueueFull",
     "QueueStats",
+    "RedactedField",
+    "Redactions",
     "Retention",
     "Retry",
     "RunMiddleware",
@@ -162,6 +165,7 @@ _HOMES = {
     "_kinds.options": ("JobOptions", "JobTypeOptions"),
     "_statements.pauses": ("Pause",),
     "_statements.periodic_operate": ("PeriodicInfo",),
+    "_statements.redaction": ("RedactedField", "Redactions"),
     "_statements.retention": ("Retention",),
     "_kinds.schedule": ("PeriodicOptions",),
     "_statements.stats": ("QueueStats", "WorkerInfo"),

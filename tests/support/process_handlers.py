@@ -80,3 +80,8 @@ def in_process(job: jobq.Job, args: Work) -> object:  # noqa: C901, PLR0912 - a 
         case _:
             raise AssertionError(args.what)
     return None
+
+
+@jobs.handler("quotes", run_in="process")
+def quotes(job: jobq.Job, args: dict[str, str]) -> None:
+    raise ValueError(f"cannot log in with {args['password']}")

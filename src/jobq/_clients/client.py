@@ -31,6 +31,7 @@ from jobq._clients.pools import (
     take_async,
 )
 from jobq._clients.queues import AsyncQueues, Queues
+from jobq._clients.redacting import AsyncRedacting, Redacting
 from jobq._driver_errors import DRIVER_ERRORS, map_error
 from jobq._operation import run, run_async
 from jobq._postgres import (
@@ -85,6 +86,11 @@ class AsyncClient(AsyncOperating):
     def queues(self) -> AsyncQueues:
         """What holds for whole queues: what is paused, and how long they keep what has ended."""
         return AsyncQueues(self._run, self.schema, notify=self.notify)
+
+    @functools.cached_property
+    def redaction(self) -> AsyncRedacting:
+        """Which fields of jobs are hidden when jobs are shown."""
+        return AsyncRedacting(self._run, self.schema)
 
     @functools.cached_property
     def periodic(self) -> AsyncPeriodic:
@@ -307,6 +313,11 @@ class Client(Operating):
     def queues(self) -> Queues:
         """What holds for whole queues: what is paused, and how long they keep what has ended."""
         return Queues(self._run, self.schema, notify=self.notify)
+
+    @functools.cached_property
+    def redaction(self) -> Redacting:
+        """Which fields of jobs are hidden when jobs are shown."""
+        return Redacting(self._run, self.schema)
 
     @functools.cached_property
     def periodic(self) -> Periodic:

@@ -7,18 +7,21 @@ wrong here is that one job's failure and is reported as such, with the place in 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 
+from jobq._documents import read_document
 from jobq._errors import ArgumentsDecodeError, ArgumentsEncodeError, ConfigError
 from jobq._json.encode import encode
 from jobq._json.plain import is_pydantic_model
+from jobq._redaction import DEFAULT, Redaction, Secrets
 
 A = TypeVar("A")
 
@@ -41,12 +44,20 @@ class ArgumentsDecoder(Generic[A]):
         args_type: a dataclass, TypedDict, msgspec or pydantic model, anything that msgspec
             decodes; ``None`` for a kind without arguments; ``Any`` for plain JSON values.
         upgrade: turns stored arguments, old or already new, into new ones before they are decoded.
+        redaction: what no error quotes.
     """
 
-    def __init__(self, kind: str, args_type: object, upgrade: Upgrade | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        args_type: object,
+        upgrade: Upgrade | None = None,
+        redaction: Redaction = DEFAULT,
+    ) -> None:
         self._kind = kind
         self._args_type = args_type
         self._upgrade = upgrade
+        self._redaction = redaction
         self._decode: _Decode | None = None
         self._check: _Decode | None = None
         self._is_check_built = False
@@ -59,8 +70,9 @@ class ArgumentsDecoder(Generic[A]):
         """
         try:
             decoded: A = (self._decode or self._build())(raw)
-        except Exception as error:
-            raise ArgumentsDecodeError(f"arguments of kind {self._kind!r}: {_describe(error)}") from error
+        except Exception as error:  # noqa: BLE001 - raised again, the cause with it unless it quotes a secret
+            told, cause = self._told(raw, error)
+            raise ArgumentsDecodeError(f"arguments of kind {self._kind!r}: {told}") from cause
         return decoded
 
     def check(self, text: str) -> None:
@@ -78,11 +90,18 @@ class ArgumentsDecoder(Generic[A]):
             return
         try:
             self._check(text)
-        except Exception as error:
-            told = _describe(error)
+        except Exception as error:  # noqa: BLE001 - as above
+            told, cause = self._told(text, error)
             at = _AT.fullmatch(told)
             path, reason = (at[2], at[1]) if at else ("$", told)
-            raise ArgumentsEncodeError(path, f"{reason}, by the type of kind {self._kind!r}") from error
+            raise ArgumentsEncodeError(path, f"{reason}, by the type of kind {self._kind!r}") from cause
+
+    def _told(self, raw: bytes | str, error: Exception) -> tuple[str, Exception | None]:
+        """Say what is wrong with a document, and what to show as the cause: nothing that quotes a secret."""
+        said = _describe(error)
+        text = raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
+        told = Secrets(self._redaction, lambda: _documents(text)).out_of(said)
+        return told, error if told == said else None
 
     def prepare(self) -> None:
         """Build the decoder now, so that a type that cannot be decoded shows at start.
@@ -105,6 +124,11 @@ class ArgumentsDecoder(Generic[A]):
             decode = _with_upgrade(self._upgrade, decode)
         self._decode = decode
         return decode
+
+
+def _documents(text: str) -> Iterator[object]:
+    with contextlib.suppress(ValueError):  # no JSON, so that nobody can tell what of it is what
+        yield read_document(text)
 
 
 def check_arguments(kind: str, args_type: object, args: object) -> None:

@@ -18,6 +18,7 @@ from jobq._kinds.schedule import make_schedule
 from jobq._kinds.signature import Mode, RunIn, UnresolvedAnnotation, args_type_of, mode_of, name_of
 from jobq._limits import MAX_RESULT_BYTES
 from jobq._messages import shown
+from jobq._redaction import check_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,7 +51,8 @@ class Handler(JobType[A], Generic[A, R]):
         mode: where it runs: ``async`` (the worker's loop), ``thread`` or ``process``.
         store_result: whether its return value is kept with the finished job.
         on_discard: told of its jobs that are discarded, ``None`` for nobody.
-        kind, args_type, aliases, upgrade, options, policy, backoff, decode: see :class:`JobType`.
+        kind, args_type, aliases, redact, redaction, upgrade, options, policy, backoff, decode: see
+            :class:`JobType`.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Handler(JobType[A], Generic[A, R]):
         job_type: JobType[A],
         *,
         aliases: Sequence[str] = (),
+        redact: Sequence[str] = (),
         upgrade: Upgrade | None = None,
         backoff: Backoff | None = None,
         store_result: bool = False,
@@ -69,6 +72,7 @@ class Handler(JobType[A], Generic[A, R]):
             job_type.kind,
             cast("type[A]", job_type.args_type),
             aliases=(*job_type.aliases, *check_aliases(job_type.kind, aliases)),
+            redact=(*job_type.redact, *check_fields(redact)),
             upgrade=upgrade or job_type.upgrade,
             backoff=backoff or job_type.policy,
             **job_type.options,
@@ -159,6 +163,7 @@ class Jobs:
         kind: JobType[A],
         *,
         aliases: Sequence[str] = (),
+        redact: Sequence[str] = (),
         upgrade: Upgrade | None = None,
         backoff: Backoff | None = None,
         store_result: bool = False,
@@ -171,6 +176,7 @@ class Jobs:
         kind: str,
         *,
         aliases: Sequence[str] = (),
+        redact: Sequence[str] = (),
         upgrade: Upgrade | None = None,
         backoff: Backoff | None = None,
         store_result: bool = False,
@@ -183,6 +189,7 @@ class Jobs:
         kind: JobType[Any] | str,
         *,
         aliases: Sequence[str] = (),
+        redact: Sequence[str] = (),
         upgrade: Upgrade | None = None,
         backoff: Backoff | None = None,
         store_result: bool = False,
@@ -199,6 +206,7 @@ class Jobs:
             kind: the kind's name, or its `JobType`; then that has the options, and the
                 annotation, where there is one, is the same type.
             aliases: further kinds that it runs, beside those of the `JobType`.
+            redact: further fields that are hidden in output, beside those of the `JobType`.
             upgrade: turns stored arguments, old or already new, into new ones before they are decoded.
             backoff: how long a job waits after a failure, instead of the `JobType`'s policy.
             store_result: whether its return value is kept with the finished job, up to 64 KiB of JSON.
@@ -224,6 +232,7 @@ class Jobs:
                 fn,
                 _job_type(kind, fn, options),
                 aliases=aliases,
+                redact=redact,
                 upgrade=upgrade,
                 backoff=backoff,
                 store_result=store_result,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack, cast, overload
 
+from jobq._documents import read_document
 from jobq._errors import ArgumentsEncodeError, ConfigError, DuplicateKind
 from jobq._json.arguments import ArgumentsDecoder, Upgrade, check_arguments, describe_type
 from jobq._json.encode import encode
@@ -22,6 +23,7 @@ from jobq._kinds.options import (
 from jobq._kinds.unique import Unique
 from jobq._limits import MAX_ARGUMENTS_BYTES
 from jobq._messages import shown
+from jobq._redaction import DEFAULT, Redaction, check_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +44,8 @@ class JobType(Generic[A]):
         args_type: a dataclass, TypedDict, ``dict``, msgspec or pydantic model …; ``None`` for a
             kind without arguments.
         aliases: further kinds that the same handler runs, so that a kind can be renamed.
+        redact: names of fields, at any depth of arguments, meta and result, that are hidden in output.
+            Handlers get them all the same. Names such as ``password`` and ``api_token`` need not be given.
         upgrade: turns stored arguments, old or already new, into new ones before they are decoded.
         backoff: how long a job waits after a failure; the default policy where it is not given.
         options: what holds for all jobs of the kind, see :class:`JobTypeOptions`.
@@ -50,7 +54,8 @@ class JobType(Generic[A]):
         ConfigError: something of it cannot work; the message names it.
 
     Attributes:
-        kind, args_type, aliases, upgrade, options: as they were given.
+        kind, args_type, aliases, redact, upgrade, options: as they were given.
+        redaction: what is hidden of its jobs, fields of telling names included.
         policy: the backoff as it was given, ``None`` where it was not.
         backoff: from the number of failures to the wait; always answers with one that can be stored.
         decode: turns a stored document into the arguments; raises ``ArgumentsDecodeError``.
@@ -63,6 +68,7 @@ class JobType(Generic[A]):
         args_type: None,
         *,
         aliases: Sequence[str] = (),
+        redact: Sequence[str] = (),
         upgrade: Upgrade | None = None,
         backoff: Backoff | None = None,
         **options: Unpack[JobTypeOptions],
@@ -74,6 +80,7 @@ class JobType(Generic[A]):
         args_type: type[A],
         *,
         aliases: Sequence[str] = (),
+        redact: Sequence[str] = (),
         upgrade: Upgrade | None = None,
         backoff: Backoff | None = None,
         **options: Unpack[JobTypeOptions],
@@ -85,6 +92,7 @@ class JobType(Generic[A]):
         args_type: UnionType,
         *,
         aliases: Sequence[str] = (),
+        redact: Sequence[str] = (),
         upgrade: Upgrade | None = None,
         backoff: Backoff | None = None,
         **options: Unpack[JobTypeOptions],
@@ -95,6 +103,7 @@ class JobType(Generic[A]):
         args_type: object,
         *,
         aliases: Sequence[str] = (),
+        redact: Sequence[str] = (),
         upgrade: Upgrade | None = None,
         backoff: Backoff | None = None,
         **options: Unpack[JobTypeOptions],
@@ -102,11 +111,13 @@ class JobType(Generic[A]):
         self.kind: Final = check_kind(kind)
         self.args_type: Final = args_type
         self.aliases: Final = check_aliases(self.kind, aliases)
+        self.redact: Final = check_fields(redact)
+        self.redaction: Final = Redaction(self.redact)
         self.upgrade: Final = _check_callable("upgrade", upgrade)
         self.policy: Final = _check_callable("backoff", backoff)
         self.backoff: Final = guarded(backoff or DEFAULT_BACKOFF)
         self.options: Final = options
-        self._decoder: Final = ArgumentsDecoder[A](self.kind, args_type, upgrade)
+        self._decoder: Final = ArgumentsDecoder[A](self.kind, args_type, upgrade, self.redaction)
         self.decode: Final[Callable[[bytes | str], A]] = self._decoder.decode
         self._write_flat: Final = flat_writer(args_type)
         self._changes: Final = declared_changes(options)
@@ -199,8 +210,12 @@ class NewJob:
 
     def __repr__(self) -> str:
         name = self.kind.kind if isinstance(self.kind, JobType) else self.kind
-        options = "".join(f", {option}={shown(value)}" for option, value in self.options.items())
-        return f"NewJob({shown(name)}, {shown(self.args)}{options})"
+        redaction = _redaction_of(self.kind)
+        options = "".join(
+            f", {option}={_shown(redaction, value) if option == 'meta' else shown(value)}"
+            for option, value in self.options.items()
+        )
+        return f"NewJob({shown(name)}, {_shown(redaction, self.args)}{options})"
 
 
 def prepare(
@@ -232,7 +247,7 @@ def prepare(
     if options:
         resolved = resolve(options, resolved)
     if resolved.unique is not None:
-        key, readable = resolved.unique.compute(name, text, resolved.queue, args_type)
+        key, readable = resolved.unique.compute(name, text, resolved.queue, args_type, _redaction_of(kind))
         resolved = resolved._replace(unique_key=key, unique_name=readable)
     return name, text, resolved
 
@@ -267,6 +282,18 @@ def check_aliases(kind: str, aliases: Sequence[str]) -> tuple[str, ...]:
     if len({kind, *checked}) <= len(checked):
         raise DuplicateKind(f"aliases={list(checked)}: the kind {kind!r} and its aliases repeat one another")
     return checked
+
+
+def _redaction_of(kind: JobType[Any] | str) -> Redaction:
+    return kind.redaction if isinstance(kind, JobType) else DEFAULT
+
+
+def _shown(redaction: Redaction, document: object) -> str:
+    """Return a document as a message shows it; of one that cannot be stored, what it is."""
+    try:
+        return shown(redaction.document(read_document(encode(document))))
+    except Exception:  # noqa: BLE001 - an object of the user's own
+        return f"<{type(document).__name__}>"
 
 
 _C = TypeVar("_C")

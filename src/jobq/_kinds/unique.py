@@ -34,6 +34,7 @@ from jobq._errors import ConfigError
 from jobq._json.members import member_names
 from jobq._limits import MAX_WAIT
 from jobq._messages import shown
+from jobq._redaction import DEFAULT, Redaction
 
 UNIQUE_NAME_LENGTH: Final = 200  # characters of a unique key that are kept for people to read
 SHORTEST_PERIOD: Final = timedelta(seconds=1)
@@ -168,7 +169,9 @@ class Unique:
                     "by_args", list(self.by_args), f"kind {kind!r} has no {name!r}; there are: {there}"
                 )
 
-    def compute(self, kind: str, document: str, queue: str, args_type: object) -> tuple[bytes, str]:
+    def compute(
+        self, kind: str, document: str, queue: str, args_type: object, redaction: Redaction = DEFAULT
+    ) -> tuple[bytes, str]:
         """Return the key of one job, and what people read for it.
 
         Args:
@@ -176,6 +179,7 @@ class Unique:
             document: its arguments as JSON.
             queue: its queue.
             args_type: the declared type of the arguments, ``Any`` where there is none.
+            redaction: what people do not get to read.
 
         Raises:
             ConfigError: the arguments lack a member that the key is computed from.
@@ -189,7 +193,7 @@ class Unique:
         if not isinstance(self.by_args, bool):
             value = self._chosen(kind, value, args_type)
         parts = {"kind": kind, "args": value, **({"queue": queue} if self.by_queue else {})}
-        return _computed_key(parts), readable(f"{kind} {_canonical(value)}", where)
+        return _computed_key(parts), readable(f"{kind} {_canonical(redaction.document(value))}", where)
 
     def _chosen(self, kind: str, value: object, args_type: object) -> dict[str, object]:
         names = cast("tuple[str, ...]", self.by_args)

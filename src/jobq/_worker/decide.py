@@ -6,22 +6,26 @@ and made storable here, so that whatever a handler raises, its record fits and h
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import traceback
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from jobq._documents import read_document
 from jobq._errors import ArgumentsDecodeError, Cancel, Permanent, Retry, Snooze
 from jobq._kinds.backoff import DEFAULT_BACKOFF
 from jobq._limits import MAX_WAIT
+from jobq._redaction import Secrets
 from jobq._statements.outcomes import Failure, Settlement
 from jobq._statements.pauses import PUT_BACK_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from datetime import timedelta
     from types import TracebackType
 
+    from jobq._kinds.jobs import Handler
     from jobq._statements.claim import Claimed
     from jobq._types import Job
 
@@ -35,26 +39,41 @@ _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  
 _DEMO: Final = os.path.join(_PACKAGE, "demo", "")  # noqa: PTH118 - an application like any other
 
 
-def on_exception(job: Job, error: BaseException, backoff: Callable[[int], timedelta]) -> Settlement:
+def secrets_of(handler: Handler[Any, Any], job: Job, args: str | None) -> Secrets:
+    """Return what a job's errors must not quote."""
+    return Secrets(handler.redaction, lambda: _documents(job, args))
+
+
+def _documents(job: Job, args: str | None) -> Iterator[object]:
+    yield read_document(args or "null")
+    with contextlib.suppress(ArgumentsDecodeError):
+        yield job.meta
+
+
+def on_exception(
+    job: Job, error: BaseException, backoff: Callable[[int], timedelta], secrets: Secrets
+) -> Settlement:
     """Decide what an exception that left a handler means for its job.
 
     Args:
         job: the attempt.
         error: what was raised: a signal, or anything else.
         backoff: from the number of failures so far, this one included, to the wait.
+        secrets: what no text may quote.
     """
     if isinstance(error, Snooze):
         return Settlement(job.id, job.attempt, "scheduled", "snooze", delay_s=_seconds(error.delay))
     if isinstance(error, Cancel):
-        return Settlement(job.id, job.attempt, "cancelled", storable(str(error.reason), REASON_LIMIT))
+        reason = storable(secrets.out_of(str(error.reason)), REASON_LIMIT)
+        return Settlement(job.id, job.attempt, "cancelled", reason)
     if isinstance(error, Permanent):
-        failure = describe(error, "permanent")
+        failure = describe(error, "permanent", secrets)
         return Settlement(
             job.id, job.attempt, "discarded", _brief(failure.message), failed=True, failure=failure
         )
     outcome = "undecodable" if isinstance(error, ArgumentsDecodeError) else "failed"
     after = error.after if isinstance(error, Retry) else None
-    return on_failure(job, describe(error, outcome), backoff, after)
+    return on_failure(job, describe(error, outcome, secrets), backoff, after)
 
 
 def undecidable(job: Job, broken: BaseException) -> Settlement:
@@ -123,12 +142,12 @@ def hand_back(job_id: int, attempt: int) -> Settlement:
     return Settlement(job_id, attempt, "ready")
 
 
-def describe(error: BaseException, outcome: str) -> Failure:
+def describe(error: BaseException, outcome: str, secrets: Secrets) -> Failure:
     """Describe an exception for the job's history, whatever its ``__str__`` does."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:
-        message = str(error)
+        message = secrets.out_of(str(error))
     except BaseException as broken:  # noqa: BLE001 - the user's __str__ may raise anything at all
         message = f"<its __str__ raised {type(broken).__name__}>"
     try:
@@ -136,7 +155,10 @@ def describe(error: BaseException, outcome: str) -> Failure:
     except BaseException as broken:  # noqa: BLE001 - it calls __str__ of each exception in the chain
         lines = [f"<formatting the traceback raised {type(broken).__name__}>"]
     return Failure(
-        outcome, storable(name, REASON_LIMIT), storable(message, MESSAGE_LIMIT), _middle_cut("".join(lines))
+        outcome,
+        storable(name, REASON_LIMIT),
+        storable(message, MESSAGE_LIMIT),
+        _middle_cut(secrets.out_of("".join(lines))),
     )
 
 

@@ -6,11 +6,13 @@ import enum
 from typing import TYPE_CHECKING, Any
 
 from jobq._types import Job
+from jobq._worker.decide import secrets_of
 
 if TYPE_CHECKING:
     import asyncio
 
     from jobq._kinds.jobs import Handler
+    from jobq._redaction import Secrets
     from jobq._statements.claim import Claimed
     from jobq._worker.lease import Identity
     from jobq._worker.lines import Line
@@ -92,6 +94,11 @@ class Execution:
             c.meta,
             c.tags,
         )
+
+    @property
+    def secrets(self) -> Secrets:
+        """What no text about it may quote."""
+        return secrets_of(self.handler, self.job, self.claimed.args)
 
     @property
     def is_suspect(self) -> bool:

@@ -122,7 +122,7 @@ class Executor:
                 else None
             )
         except ArgumentsDecodeError as error:
-            outcome = on_exception(execution.job, error, handler.backoff)
+            outcome = on_exception(execution.job, error, handler.backoff, execution.secrets)
             _log_failure(execution.job, outcome)
             self._on_outcome(execution, outcome)
             return
@@ -240,10 +240,10 @@ class Executor:
             try:
                 return Completion(job.id, job.attempt, handler.encode_result(result))
             except ArgumentsEncodeError as refused:
-                return on_exception(job, refused, handler.backoff)
+                return on_exception(job, refused, handler.backoff, execution.secrets)
         if stop is not None and isinstance(error, asyncio.CancelledError | ProcessKilled):
             return hand_back(job.id, job.attempt)
-        return on_exception(job, error, handler.backoff)
+        return on_exception(job, error, handler.backoff, execution.secrets)
 
     # Stop
 

@@ -15,6 +15,7 @@ from jobq._statements.claim import restamp
 from jobq._statements.duties import Registration
 from jobq._statements.locks import limit_lock_waits, lock_holders
 from jobq._statements.periodic_declare import declare, prepare_schedule
+from jobq._statements.redaction import declare_redaction
 from jobq._worker.cleaner import Cleaner, Trimmer
 from jobq._worker.completer import Completer
 from jobq._worker.control import Control
@@ -83,6 +84,12 @@ def _schedules_of(client: AsyncClient, jobs: Jobs) -> list[Prepared]:
     return [prepare_schedule(schedule, defaults, limit) for schedule in jobs.schedules]
 
 
+def _redacted_of(jobs: Jobs) -> dict[str, Sequence[str]]:
+    """Return the fields that each kind declares as hidden."""
+    handlers = ((kind, jobs.lookup(kind)) for kind in jobs.kinds)
+    return {kind: handler.redact for kind, handler in handlers if handler is not None and handler.redact}
+
+
 def _registration(name: str, jobs: Jobs, config: WorkerConfig) -> Registration:
     """Return what this process says of itself; its id is chosen when it registers."""
     schedules = [schedule.name for schedule in jobs.schedules]
@@ -99,6 +106,7 @@ class Parts:
         schema, notify = client.schema, client.notify
         self._schema = schema
         self._schedules = _schedules_of(client, jobs)
+        self._redacted = _redacted_of(jobs)
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self.config = config
         self.counters = Counters()
@@ -219,7 +227,8 @@ class Parts:
                 )
 
     async def _declare(self) -> None:
-        """Write the schedules of the code. Only once: a later identity has the code of this start."""
+        """Write what the code declares. Only once: a later identity has the code of this start."""
+        await self._links.claims.run(declare_redaction(self._schema, self._redacted))
         worker_id = self.lease.identities[0].id
         for name in await self._links.claims.run(declare(self._schema, worker_id, self._schedules)):
             logger.warning(

@@ -17,6 +17,7 @@ from jobq.cli.log import log
 from jobq.cli.migrate import migrate
 from jobq.cli.periodic import periodic
 from jobq.cli.queues import pause, pauses, resume, retention
+from jobq.cli.redacting import redact
 from jobq.cli.show import show
 from jobq.cli.stats import stats
 from jobq.cli.steering import cancel, delete, move, reschedule, retry
@@ -25,7 +26,7 @@ from jobq.cli.workers import workers
 
 _COMMANDS: Final = (
     bench, cancel, completion, delete, demo, doctor, enqueue, list_, log, migrate, move, pause, pauses,
-    periodic, reschedule, resume, retention, retry, show, stats, worker, workers,
+    periodic, redact, reschedule, resume, retention, retry, show, stats, worker, workers,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +15,7 @@ from jobq._units import duration
 from jobq.cli.choosing import filter_options, take_filter
 from jobq.cli.database import with_client
 from jobq.cli.escapes import safe
-from jobq.cli.output import JSON_OPTION, document, print_json, print_table, shorten
+from jobq.cli.output import JSON_OPTION, SECRETS_OPTION, document, print_json, print_table, shorten
 
 if TYPE_CHECKING:
     from jobq._clients.client import Client
@@ -32,9 +33,12 @@ _REASON: Final = 40
 @click.option(
     "--after", metavar="PLACE", help="The next page: what the page before printed after `more: add --after`."
 )
+@SECRETS_OPTION
 @JSON_OPTION
 @with_client
-def list_(client: Client, *, limit: int, after: str | None, as_json: bool, **given: Any) -> None:
+def list_(
+    client: Client, *, limit: int, after: str | None, show_secrets: bool, as_json: bool, **given: Any
+) -> None:
     """List jobs: running ones first, then ready, scheduled, discarded, cancelled, completed.
 
     The newest stand first in each state. With --json: {"jobs": [...], "next": PLACE or null}.
@@ -43,6 +47,8 @@ def list_(client: Client, *, limit: int, after: str | None, as_json: bool, **giv
     if after is not None:
         _check_place(after)
     page = client.list(chosen, after=after, limit=limit)
+    if not show_secrets:
+        page = replace(page, jobs=tuple(map(client.redaction.load().job, page.jobs)))
     if as_json:
         print_json(page)
         return

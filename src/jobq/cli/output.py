@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Cell: TypeAlias = "str | int | float | datetime | timedelta | None"
 
+SECRETS_OPTION: Final = click.option(
+    "--show-secrets", is_flag=True, help="Show what redacted fields hold, too; see `jobqctl redact`."
+)
 JSON_OPTION: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 

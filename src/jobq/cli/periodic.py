@@ -9,7 +9,7 @@ import click
 from jobq._units import duration
 from jobq.cli.database import with_client
 from jobq.cli.escapes import safe
-from jobq.cli.output import JSON_OPTION, print_json, print_table
+from jobq.cli.output import JSON_OPTION, SECRETS_OPTION, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,11 +25,14 @@ def periodic() -> None:
 
 
 @periodic.command(name="list")
+@SECRETS_OPTION
 @JSON_OPTION
 @with_client
-def list_(client: Client, *, as_json: bool) -> None:
+def list_(client: Client, *, show_secrets: bool, as_json: bool) -> None:
     """Show the schedules: when each ticks, and why one does not."""
     found = client.periodic.list()
+    if not show_secrets:
+        found = list(map(client.redaction.load().schedule, found))
     if as_json:
         print_json(found)
         return

@@ -11,7 +11,7 @@ from rich.text import Text
 from jobq._units import counted, duration
 from jobq.cli.database import with_client
 from jobq.cli.escapes import safe
-from jobq.cli.output import JSON_OPTION, cell, console, document, print_json
+from jobq.cli.output import JSON_OPTION, SECRETS_OPTION, cell, console, document, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,11 +29,15 @@ _WORKERS_KNOWN: Final = timedelta(days=7)
 @click.command()
 @click.argument("job_id", metavar="ID", type=int)
 @click.option("--traceback/--no-traceback", default=True, help="Show tracebacks of the errors.")
+@SECRETS_OPTION
 @JSON_OPTION
 @with_client
-def show(client: Client, job_id: int, *, traceback: bool, as_json: bool) -> None:
+def show(client: Client, job_id: int, *, traceback: bool, show_secrets: bool, as_json: bool) -> None:
     """Show one job: what it is, where it is and why, its arguments, its history with every error kept."""
     info, errors = client.get(job_id), client.errors(job_id)
+    if not show_secrets:
+        redactions = client.redaction.load()
+        info, errors = redactions.job(info), redactions.errors(info, errors)
     if as_json:
         print_json({"job": info, "errors": errors})
         return

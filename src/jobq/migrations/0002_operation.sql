@@ -104,6 +104,14 @@ create table {schema}.retention (
 );
 comment on table {schema}.retention is 'how long finished jobs are kept';
 
+-- Which fields of jobs are hidden when jobs are shown: of one kind, or, where that is '', of all.
+create table {schema}.redaction (
+    kind  text not null check (octet_length(kind) <= 128),
+    field text not null check (octet_length(field) between 1 and 128),
+    primary key (kind, field)
+);
+comment on table {schema}.redaction is 'fields of jobs that are hidden in output';
+
 create table {schema}.operator_log (
     id      bigint generated always as identity primary key,
     at      timestamptz not null default clock_timestamp(),
@@ -137,7 +145,7 @@ create index finished_at on {schema}.finished (finished_at);
 create index finished_not_completed on {schema}.finished (state, finished_at) where state <> 'completed';
 
 revoke all on {schema}.leader, {schema}.periodic, {schema}.periodic_tick, {schema}.pause,
-    {schema}.cancel_request, {schema}.retention, {schema}.operator_log from public;
+    {schema}.cancel_request, {schema}.retention, {schema}.redaction, {schema}.operator_log from public;
 
 -- As in the migration before, and: documents are nested no deeper than those that the clients make, for
 -- what a reader's stack can hold differs; a time to expire lies ahead. A slot of a job that was made later than

@@ -24,7 +24,7 @@ from jobq._statements.claim import Claimed, claim
 from jobq._statements.duties import Registration, end, promote, register
 from jobq._statements.outcomes import Settlement, complete, settle
 from jobq._types import Job
-from jobq._worker.decide import hand_back, on_exception, on_timeout, refuse
+from jobq._worker.decide import hand_back, on_exception, on_timeout, refuse, secrets_of
 from jobq.testing.clock import Clock
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def _outcome_of(
         text = handler.encode_result(ended.result) if handler.store_result else None
     except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
         report.errors.append((job.id, error))
-        return on_exception(job, error, handler.backoff), None
+        return on_exception(job, error, handler.backoff, secrets_of(handler, job, row.args)), None
     report.results[job.id] = ended.result
     return None, text
 
