@@ -40,7 +40,9 @@ _MAX_SHOWN: Final = 200  # characters of a connection string that a message show
 # Up to the last @, for a password may have some that should have been escaped; where the @ was forgotten,
 # what cannot be a port.
 _URL_PASSWORD: Final = re.compile(r"(?s)^([^:]*://[^:/?@]*:)(.*(?=@)|[^/?@]*[^0-9/?@][^/?@]*)")
-_QUERY_PASSWORD: Final = re.compile(r"(?i)([?&](?:ssl)?password=)([^&]*)")
+_SECOND_AT: Final = re.compile(r"(?s)^([^:]*://[^:/?@]*@)(.*)(?=@)")
+# To the end: where an & of a password is not escaped, nobody knows where it ends.
+_QUERY_PASSWORD: Final = re.compile(r"(?is)([?&](?:ssl)?password=)(.*)")
 _PAIR_PASSWORD: Final = re.compile(r"(?is)((?:^|\s)(?:ssl)?password\s*=)(.*)")
 _BARE_PASSWORD: Final = re.compile(r"(?s)^([^:]*:)(.*)(?=@)")
 _QUOTED: Final = re.compile(r'"([^"]+)"')
@@ -58,6 +60,11 @@ def connection_string(conninfo: str, *, name: str) -> str:
         ConfigError: it cannot be read, or a value in it (or in libpq's environment) cannot be.
     """
     given = _read(conninfo)
+    if _names_a_password(conninfo, given):
+        raise ConfigError(
+            f"the connection string {masked(conninfo)} has an @ too many: write those of the user's name and"
+            " password as %40, for a part of the password would be taken for the host"
+        )
     problem = _number_problem(given) or _libpq_problem(given)
     if problem:
         raise ConfigError(f"the connection string {masked(conninfo)}: {_hide(problem, conninfo, given)}")
@@ -78,7 +85,7 @@ def masked(conninfo: str) -> str:
 def _passwords_of(conninfo: str) -> tuple[re.Pattern[str], ...]:
     # Of pairs, all that follows: where the string is malformed, nobody knows where the password ends.
     is_url = "://" in conninfo
-    return (_URL_PASSWORD, _QUERY_PASSWORD) if is_url else (_PAIR_PASSWORD, _BARE_PASSWORD)
+    return (_URL_PASSWORD, _SECOND_AT, _QUERY_PASSWORD) if is_url else (_PAIR_PASSWORD, _BARE_PASSWORD)
 
 
 def _read(conninfo: str) -> dict[str, Any]:
@@ -107,6 +114,16 @@ def _hide(problem: str, conninfo: str, options: Container[str]) -> str:
         return '"…"' if is_secret else quoted[0]
 
     return _QUOTED.sub(hide, problem)
+
+
+def _names_a_password(conninfo: str, given: dict[str, Any]) -> bool:
+    """Whether libpq takes a part of a password for the host, which its errors would name.
+
+    It ends the password at the first @, and the host at the first slash after that.
+    """
+    if "://" not in conninfo:
+        return False
+    return conninfo.partition("?")[0].count("@") > 1 or "@" in str(given.get("host") or "")
 
 
 def _number_problem(given: dict[str, Any]) -> str | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Final
 
 DEFAULT_SCHEMA: Final = "jobq"
 
 _MAX_SHOWN: Final = 80  # characters of a value that a message shows
+_LITERAL: Final = re.compile(r"'|\$\w*\$")
 
 
 def shown(value: object) -> str:
@@ -17,6 +19,17 @@ def shown(value: object) -> str:
     except Exception:  # noqa: BLE001 - an object of the user's own, or an integer too long to show
         return f"<{type(value).__name__}>"
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+
+
+def shown_query(query: str, limit: int) -> str:
+    """Return a query of somebody's as a message shows it: on one line, cut, not beyond its first literal.
+
+    That may be a password, and where it ends depends on the server's settings.
+    """
+    text = " ".join(query.split())
+    literal = _LITERAL.search(text)
+    end = min(limit, len(text) if literal is None else literal.start())
+    return text if end >= len(text) else f"{text[:end]}…"
 
 
 def migrate_advice(schema: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from jobq._doctor.findings import Context, Finding, Level
+from jobq._messages import shown_query
 from jobq._operation import Call, in_schema
 from jobq._units import counted, duration
 
@@ -18,6 +19,7 @@ _CLOCK_WARNING_S: Final = 1.0
 _CLOCK_PROBLEM_S: Final = 30.0
 _CONNECTIONS_A_WORKER: Final = 5
 _FULL_SHARE: Final = 0.9
+_LONGEST_QUERY: Final = 120  # characters
 
 # A hidden session (another role's, without pg_read_all_stats) still shows its xids, but no time or query.
 _HORIZON: Final = """
@@ -26,7 +28,7 @@ select kind, who, age(xmin), seconds, what from (
                                      coalesce(nullif(application_name, ''), 'no application name')) as who,
            coalesce(backend_xmin, backend_xid) as xmin,
            date_part('epoch', clock_timestamp() - xact_start)::float8 as seconds,
-           left(regexp_replace(coalesce(query, ''), '\\s+', ' ', 'g'), 120) as what, datname
+           coalesce(query, '') as what, datname
     from pg_stat_activity
     where coalesce(backend_xmin, backend_xid) is not null and pid <> pg_backend_pid()
       and backend_type in ('client backend', 'walsender')
@@ -61,7 +63,7 @@ def horizon(context: Context) -> Operation[list[Finding]]:
             continue
         level = Level.PROBLEM if (seconds or 0.0) > _HORIZON_PROBLEM_S else Level.WARNING
         since = f"for {duration(seconds)}" if seconds is not None else f"for {xids:,} transactions"
-        query = f": {what}" if what else ""
+        query = f": {shown_query(what, _LONGEST_QUERY)}" if what else ""
         findings.append(Finding("vacuum horizon", level, f"{who} pins it {since}{query}", _REMEDIES[kind]))
     return findings or [Finding("vacuum horizon", Level.OK, "no old transaction pins it")]
 

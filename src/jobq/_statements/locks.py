@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from jobq._messages import shown_query
 from jobq._operation import Call, in_schema
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Holder(NamedTuple):
     def __str__(self) -> str:
         holder = "a prepared transaction" if self.pid is None else f"server process {self.pid}"
         age = "" if self.for_s is None else f" for {max(0.0, self.for_s):.0f} s"
-        query = "" if self.query is None else f" ({' '.join(self.query.split())[:_LONGEST_QUERY]})"
+        query = "" if self.query is None else f" ({shown_query(self.query, _LONGEST_QUERY)})"
         return f"table {self.table} is locked by {holder}{age}{query}"
 
 

@@ -27,7 +27,7 @@ class ProcessSettings:
     """
 
     application: str
-    dsn: str
+    dsn: str = dataclasses.field(repr=False)
     schema: str
     queues: dict[str, int]
     lease_s: float
