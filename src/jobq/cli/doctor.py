@@ -13,7 +13,7 @@ from jobq._doctor import CHECKS, Context, Finding, Level
 from jobq._errors import DatabaseUnavailable, Error
 from jobq._operation import Call
 from jobq._postgres import SyncSession
-from jobq._statements.schema import check_schema
+from jobq._statements.schema import check_schema, validate_schema_name
 from jobq.cli.common import DSN_OPTION, EXIT_FAILED, SCHEMA_OPTION, explain_errors, require_dsn
 from jobq.cli.escapes import safe
 from jobq.cli.output import JSON_OPTION, console, print_json
@@ -45,6 +45,7 @@ def doctor(dsn: str | None, schema: str, *, as_json: bool, quiet: bool) -> None:
     Reads only. Each check has 30 seconds; one that fails or is not allowed is reported as unknown.
     Exits with 1 when something is a warning or a problem.
     """
+    validate_schema_name(schema)
     session = SyncSession.open(
         require_dsn(dsn), schema=schema, name="jobqctl doctor", time_limit_s=_CHECK_TIME_LIMIT_S + 5
     )
