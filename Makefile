@@ -22,12 +22,13 @@ check-fast: ## the same without the slow tests and the other versions
 	@scripts/get-pgbouncer
 	@scripts/check fast
 
-chaos: ## every fault under load, minutes each, audited; ARGS="-k failover", JOBQ_LONG_MINUTES=10
+chaos: ## every fault under load, minutes each, audited, and the fuzzer; ARGS="-k failover", JOBQ_LONG_MINUTES=10
 	@scripts/setup dev
 	@scripts/get-pgbouncer
 	@scripts/get-etcd
 	@scripts/setup patroni .venvs/patroni
-	@JOBQ_LONG=1 $(PYTHON) -m pytest -s -m slow -p no:randomly -o timeout=3600 tests/test_chaos_*.py $(ARGS)
+	@JOBQ_LONG=1 $(PYTHON) -m pytest -s -m "slow or fuzz" -p no:randomly -o timeout=3600 \
+		tests/test_chaos_*.py tests/test_fuzz_*.py $(ARGS)
 
 bench: ## benchmarks; choose with ARGS="drain --quick"
 	@scripts/setup dev

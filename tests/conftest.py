@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from psycopg.conninfo import conninfo_to_dict
 
 from jobq._clients.migrate import migrate
@@ -29,6 +30,10 @@ pytest_plugins = ["tests.support.skips"]
 
 APP_DATABASE = "app"
 """The migrated database of a `durable_server`."""
+
+# A busy machine makes examples slow, and proves nothing by it.
+settings.register_profile("jobq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("jobq")
 
 _TWO_PHASE = {"max_prepared_transactions": "20"}
 

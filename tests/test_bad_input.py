@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import decimal
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from psycopg.pq import TransactionStatus
 
 import jobq
 from tests.support.inprocess import working
@@ -26,53 +23,11 @@ if TYPE_CHECKING:
 
 NOTHING: Final[Any] = None
 NO_CONFIG: Final[Any] = {}
-# What may be refused where it is given; a driver's or a server's error may not come out.
-REFUSED: Final = (jobq.ConfigError, jobq.ArgumentsError, jobq.JobNotFound)
 
 
 @dataclass(frozen=True)
 class Args:
     to: str
-
-
-# -- anything at all -------------------------------------------------------------------------------
-
-offsets = st.timedeltas(timedelta(hours=-24, microseconds=1), timedelta(hours=24, microseconds=-1))
-moments = st.datetimes(timezones=st.none() | st.builds(timezone, offsets))
-texts = st.text(st.characters(), max_size=150)
-plain = st.none() | st.booleans() | st.integers() | st.floats() | texts
-odd = (
-    plain
-    | moments
-    | st.timedeltas()
-    | st.binary(max_size=10)
-    | st.decimals()
-    | st.uuids()
-    | st.sets(st.integers(), max_size=2)
-    | st.lists(plain, max_size=3)
-    | st.dictionaries(st.integers() | texts, plain, max_size=3)
-    | st.sampled_from([10**5000, -(2**63), 2**63, object(), object, print, Args("a"), Ellipsis, 1j])
-)
-documents = st.recursive(
-    plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=9
-)
-OPTIONS: Final[dict[str, st.SearchStrategy[Any]]] = {
-    "queue": texts,
-    "priority": st.integers(-12, 12),
-    "run_at": moments,
-    "delay": st.timedeltas(timedelta(days=-1), timedelta(days=40_000)),
-    "max_attempts": st.integers(-1, 40_000),
-    "timeout": st.timedeltas(timedelta(days=-1), timedelta(days=40_000)),
-    "unique": texts,
-    "meta": st.dictionaries(texts, documents, max_size=3),
-    "tags": st.lists(texts, max_size=22),
-    "expires_at": moments,
-}
-options = st.dictionaries(st.sampled_from(sorted(OPTIONS)), st.none(), max_size=5).flatmap(
-    lambda chosen: st.fixed_dictionaries({name: OPTIONS[name] | odd for name in chosen})
-)
-kinds = texts | odd
-fuzz = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
@@ -92,88 +47,6 @@ def client(address: str) -> Iterator[jobq.Client]:
 def tx(address: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(address) as connection:
         yield connection
-
-
-def assert_stored(tx: psycopg.Connection, job_id: int, kind: object, given: dict[str, Any]) -> None:
-    """Check a job against the options that were taken."""
-    query = """select kind, queue, priority, max_attempts, tags, meta::text, run_at, expires_at
-        from jobq.jobs where id = %s"""
-    row = tx.execute(query, [job_id]).fetchone()
-    assert row is not None
-    assert row[0] == kind
-    assert row[1] == given.get("queue", "default")
-    assert row[2] == given.get("priority", 0)
-    assert row[3] == given.get("max_attempts", 25)
-    assert (row[4] or []) == list(given.get("tags", []))
-    assert (row[5] is not None) == bool(given.get("meta"))
-    if given.get("run_at") is not None and given["run_at"] > datetime.now(UTC):
-        assert row[6] == given["run_at"]
-    assert row[7] == given.get("expires_at")
-
-
-@fuzz
-@given(kind=kinds, args=documents | odd, options=options, own=st.booleans())
-def test_an_enqueue_of_anything_works_or_is_refused_before_anything_is_sent(
-    client: jobq.Client, tx: psycopg.Connection, kind: Any, args: Any, options: dict[str, Any], *, own: bool
-) -> None:
-    tx.execute("select 1")
-    try:
-        made = client.enqueue(kind, args, tx=None if own else tx, **options)
-    except REFUSED as refused:
-        assert len(str(refused)) < 2000  # noqa: PT017 - it need not be raised
-    else:
-        assert_stored(tx, made.id, kind, options)
-    assert tx.info.transaction_status == TransactionStatus.INTRANS
-    tx.rollback()
-
-
-@fuzz
-@given(
-    jobs=st.lists(st.builds(jobq.NewJob, texts, documents) | odd, max_size=4) | odd,
-    options=options,
-    own=st.booleans(),
-)
-def test_many_of_anything_are_made_together_or_refused_before_anything_is_sent(
-    client: jobq.Client, tx: psycopg.Connection, jobs: Any, options: dict[str, Any], *, own: bool
-) -> None:
-    tx.execute("select 1")
-    if isinstance(jobs, list):
-        jobs = [*jobs, jobq.NewJob("k", None, **options)]
-        assert all(repr(job) for job in jobs if isinstance(job, jobq.NewJob))
-    try:
-        made = client.enqueue_many(jobs, tx=None if own else tx)
-    except REFUSED:
-        pass
-    else:
-        assert len(made) == len(list(jobs))
-    assert tx.info.transaction_status == TransactionStatus.INTRANS
-    tx.rollback()
-
-
-@fuzz
-@given(job_id=odd)
-def test_a_look_at_any_id_says_that_there_is_none(client: jobq.Client, job_id: Any) -> None:
-    for verb in (client.get, client.errors, client.cancel, client.retry):
-        with pytest.raises(REFUSED, match=r"no job|job_id="):
-            verb(job_id)
-
-
-@fuzz
-@given(
-    settings=st.dictionaries(
-        st.sampled_from(
-            ["schema", "pool_min_size", "pool_max_size", "args_limit_bytes", "notify", "listen_dsn", *OPTIONS]
-        ),
-        odd,
-        min_size=1,
-        max_size=3,
-    )
-)
-def test_a_client_of_anything_is_refused_by_name_or_made(settings: dict[str, Any]) -> None:
-    try:
-        jobq.Client("dbname=none", **settings)
-    except REFUSED as refused:
-        assert any(name in str(refused) for name in (*settings, "connection string"))  # noqa: PT017
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def listed(store: Storage, limit: int = 1000, **chosen: Any) -> list[int]:
     ("what", "named"),
     [
         ({"ids": "12"}, "ids"),
-        ({"ids": [True]}, "job_id"),
+        ({"ids": [True]}, "ids"),
         ({"ids": range(200_000)}, "ids"),
         ({"queues": "mail"}, "queues"),
         ({"kinds": [""]}, "kinds"),
@@ -99,7 +99,7 @@ def listed(store: Storage, limit: int = 1000, **chosen: Any) -> list[int]:
         ({"newer_than": timedelta(-1)}, "newer_than"),
         ({"error": ""}, "error"),
         ({"error": "\0"}, "error"),
-        ({"worker": "w"}, "job_id"),
+        ({"worker": "w"}, "worker"),
     ],
 )
 def test_a_filter_says_what_cannot_be(what: dict[str, Any], named: str) -> None:

@@ -261,6 +261,13 @@ def test_by_id_each_job_is_told_of_and_one_failure_is_an_exit_code(dsn: str, cli
         client.get(one)
 
 
+def test_an_id_that_no_job_can_have_keeps_none_of_the_others(dsn: str, client: jobq.Client) -> None:
+    made = client.enqueue("k")
+    result = run(dsn, "cancel", str(2**70), str(made.id), code=1)
+    assert result.stdout == f"job {made.id}: cancelled\n"
+    assert f"there is no job {2**70}" in result.stderr
+
+
 def test_in_bulk_it_counts_asks_and_tells(dsn: str, client: jobq.Client) -> None:
     client.enqueue_many([jobq.NewJob("report", {}, queue="reports") for _ in range(30)])
     client.enqueue("other", {})
@@ -330,6 +337,13 @@ def test_pause_and_resume_by_queue_and_by_kind(dsn: str) -> None:
     assert "mail" in run(dsn, "pauses").stdout
     assert run(dsn, "resume", "--queue", "mail").output == "queue 'mail' goes on\n"
     assert run(dsn, "resume", "--queue", "mail").output == "queue 'mail' was not paused\n"
+
+
+def test_a_pause_tells_its_end_in_utc_wherever_it_was_written(dsn: str) -> None:
+    result = run(dsn, "pause", "--queue", "q", "--until", "2090-01-01T00:00:00+05:00")
+    assert "is paused until 2089-12-31 19:00:00Z" in result.output
+    said = run(dsn, "pause", "--queue", "q", "--until", "0001-01-01T00:00:00+14:00", code=2)
+    assert "is no moment of the years 1 to 9999" in said.output
 
 
 def test_pause_says_when_it_stops_nothing_that_there_is(dsn: str, client: jobq.Client) -> None:

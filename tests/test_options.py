@@ -159,7 +159,7 @@ def test_enums_are_stored_as_what_they_stand_for() -> None:
         ({"tags": [""]}, "tags='': 1 to 100 bytes"),
         ({"tags": ["x" * 101]}, "tags=.*: 1 to 100 bytes of UTF-8, not 101"),
         ({"tags": ["\0"]}, "tags=.*NUL"),
-        ({"tags": ["a"] * 21}, "tags: at most 20, not 21"),
+        ({"tags": ["a"] * 21}, "tags: at most 20"),
         *(
             ({name: 1}, rf"{name}: no option of a job, .* unique=jobq\.Unique\({name}=…\)")
             for name in ("replace", "on_conflict", "period", "by_args", "until", "max_wait")

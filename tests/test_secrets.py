@@ -174,7 +174,7 @@ def is_finished(address: str, job_id: int) -> bool:
 
 
 def test_settings_of_a_process_do_not_print_it() -> None:
-    settings = ProcessSettings("a:b", f"postgresql://u:{SECRET}@h/d", "jobq", {}, 1.0, 1.0, 1.0, "info")
+    settings = ProcessSettings("a:b", f"postgresql://u:{SECRET}@h/d", "jobq", {}, 1.0, 1.0, 1.0, 3, "info")
     assert SECRET not in repr(settings)
     assert ProcessSettings.from_line(settings.to_line()) == settings
 

@@ -39,6 +39,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import cast
 
+from jobq._messages import shown
+
 
 class Error(Exception):
     """Root of every error that jobq raises to its caller."""
@@ -202,7 +204,9 @@ class Signal(Exception):
 
 def _check_wait(what: str, wait: object) -> None:
     if not isinstance(wait, timedelta):
-        raise ConfigError(f"{what}: a timedelta, not {wait!r}")
+        raise ConfigError(f"{what}: a timedelta, not {shown(wait)}")
+    if wait < timedelta(0):
+        raise ConfigError(f"{what}: a wait is 0 or more, not {shown(wait)}")
 
 
 class Permanent(Signal):
@@ -230,10 +234,9 @@ class Retry(Signal):
     def __init__(self, reason: str = "", *, after: timedelta | None = None) -> None:
         super().__init__(reason)
         if not isinstance(cast("object", reason), str):
-            raise ConfigError(f"Retry({reason!r}): the first argument is the reason; say Retry(after=…)")
-        _check_wait("Retry(after=…)", after or timedelta(0))
-        if after is not None and after < timedelta(0):
-            raise ConfigError(f"Retry(after={after!r}): a wait is 0 or more")
+            raise ConfigError(f"Retry({shown(reason)}): the first argument is the reason; say Retry(after=…)")
+        if after is not None:
+            _check_wait("Retry(after=…)", after)
         self.reason = reason
         self.after = after
 
@@ -246,10 +249,8 @@ class Snooze(Signal):
     """
 
     def __init__(self, delay: timedelta) -> None:
-        super().__init__(f"snoozed for {delay}")
         _check_wait("Snooze(…)", delay)
-        if delay < timedelta(0):
-            raise ConfigError(f"Snooze({delay!r}): a wait is 0 or more")
+        super().__init__(f"snoozed for {delay}")
         self.delay = delay
 
 

@@ -10,12 +10,14 @@ DEFAULT_SCHEMA: Final = "jobq"
 
 _MAX_SHOWN: Final = 80  # characters of a value that a message shows
 _LITERAL: Final = re.compile(r"'|\$\w*\$")
+_MAX_TOLD: Final = 500  # characters of another error that a message tells
 
 
 def shown(value: object) -> str:
     """Return a value as a message shows it: cut where it is long, whatever its ``__repr__`` does."""
     try:
-        text = repr(value[:_MAX_SHOWN] if isinstance(value, str) else value)
+        # of a string's subclass, the characters that it has, whatever its own methods say
+        text = str.__str__(repr(str.__str__(value)[:_MAX_SHOWN] if isinstance(value, str) else value))
     except Exception:  # noqa: BLE001 - an object of the user's own, or an integer too long to show
         return f"<{type(value).__name__}>"
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
@@ -30,6 +32,16 @@ def shown_query(query: str, limit: int) -> str:
     literal = _LITERAL.search(text)
     end = min(limit, len(text) if literal is None else literal.start())
     return text if end >= len(text) else f"{text[:end]}…"
+
+
+def told(error: BaseException) -> str:
+    """Return an error that is told within another's message: its class and its text, whatever that does."""
+    try:
+        text = str.__str__(str(error))
+    except Exception:  # noqa: BLE001 - an exception of the user's own
+        text = ""
+    text = text if len(text) <= _MAX_TOLD else f"{text[:_MAX_TOLD]}…"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def migrate_advice(schema: str | None) -> str:

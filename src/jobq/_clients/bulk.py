@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jobq._clients.base import documented_by
+from jobq._errors import ConfigError
+from jobq._messages import shown
 from jobq._statements.bulk import COUNTED_BY_DEFAULT as COUNTED
 from jobq._statements.bulk import MAX_BATCH, BulkRun, count_jobs, read_when, read_where
 from jobq._statements.bulk_sql import Settings
+from jobq._statements.filter import checked_filter
 from jobq._statements.operator_log import Entry
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ class _BulkBase:
     def _start(
         self, action: Action, chosen: JobFilter, reason: str, by: str | None, batch: int, **more: Any
     ) -> BulkRun:
-        said = {"filter": chosen.described(), **more.pop("said", {})}
+        said = {"filter": checked_filter(chosen).described(), **more.pop("said", {})}
         entry = Entry(f"{action} in bulk", said, by, reason)
         settings = Settings(notify=self._notify, **more)
         return BulkRun(self._schema, action, chosen, entry, settings, batch)
@@ -56,7 +59,12 @@ class _BulkBase:
         batch: int,
     ) -> BulkRun:
         said = read_where(queue, priority)
-        return self._start("move", chosen, reason, by, batch, queue=queue, priority=priority, said=said)
+        return self._start("move", chosen, reason, by, batch, **said, said=said)
+
+    @staticmethod
+    def _check_progress(on_progress: object) -> None:
+        if on_progress is not None and not callable(on_progress):
+            raise ConfigError(f"on_progress={shown(on_progress)}: a function, or None for none")
 
 
 class AsyncBulk(_BulkBase):
@@ -83,6 +91,7 @@ class AsyncBulk(_BulkBase):
         self._run = run
 
     async def _drive(self, bulk: BulkRun, on_progress: Callable[[BulkResult], None] | None) -> BulkResult:
+        self._check_progress(on_progress)
         while (step := bulk.step()) is not None:
             await self._run(step)
             if on_progress is not None:
@@ -183,6 +192,7 @@ class Bulk(_BulkBase):
         self._run = run
 
     def _drive(self, bulk: BulkRun, on_progress: Callable[[BulkResult], None] | None) -> BulkResult:
+        self._check_progress(on_progress)
         while (step := bulk.step()) is not None:
             self._run(step)
             if on_progress is not None:

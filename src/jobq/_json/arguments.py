@@ -21,6 +21,7 @@ from jobq._documents import read_document
 from jobq._errors import ArgumentsDecodeError, ArgumentsEncodeError, ConfigError
 from jobq._json.encode import encode
 from jobq._json.plain import is_pydantic_model
+from jobq._messages import told
 from jobq._redaction import DEFAULT, Redaction, Secrets
 
 A = TypeVar("A")
@@ -224,13 +225,12 @@ def _describe(error: Exception) -> str:
     """Put an error of any decoder into one line."""
     if isinstance(error, msgspec.MsgspecError | ConfigError | ArgumentsEncodeError):
         return str(error)
-    list_errors = getattr(error, "errors", None)
-    if callable(list_errors) and isinstance(error, ValueError):  # pydantic's
+    if type(error).__module__ == "pydantic_core._pydantic_core":
         found: list[dict[str, Any]] = cast("Any", error).errors(include_url=False, include_input=False)
-        told = "; ".join(f"{each['msg']} - at `{_path(each['loc'])}`" for each in found[:_MAX_ERRORS_TOLD])
+        first = "; ".join(f"{each['msg']} - at `{_path(each['loc'])}`" for each in found[:_MAX_ERRORS_TOLD])
         more = len(found) - _MAX_ERRORS_TOLD
-        return f"{told}; and {more} more" if more > 0 else told
-    return f"{type(error).__name__}: {error}"
+        return f"{first}; and {more} more" if more > 0 else first
+    return told(error)
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -30,6 +30,7 @@ import msgspec
 from jobq._errors import ArgumentsEncodeError
 from jobq._json.plain import Unencodable, not_finite, step, to_plain
 from jobq._limits import MAX_ARGUMENTS_BYTES, MAX_DEPTH
+from jobq._messages import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -134,8 +135,12 @@ def _walk(value: object, root: str) -> object:
     walk = _Walk(root)
     try:
         return walk.plain(value)
+    except ArgumentsEncodeError:
+        raise
     except RecursionError:
         raise walk.refusal("nested deeper than the stack here allows") from None
+    except Exception as error:  # of an object of the user's own, when it was looked at
+        raise walk.refusal(f"this object raised {told(error)}") from error
 
 
 class _Walk:
@@ -177,13 +182,14 @@ class _Walk:
         return result
 
     def _text(self, value: str) -> str:
-        if "\0" in value:
+        text = str.__str__(value)
+        if "\0" in text:
             raise self.refusal("a NUL character, which PostgreSQL cannot hold")
         try:
-            value.encode()
+            text.encode()
         except UnicodeEncodeError as error:
             raise self.refusal(f"a lone surrogate at position {error.start}, which is no text") from None
-        return str.__str__(value)
+        return text
 
     def _integer(self, value: int) -> int:
         try:
@@ -240,4 +246,4 @@ class _Walk:
         except RecursionError:
             raise
         except Exception as error:
-            raise self.refusal(f"{type(value).__qualname__}: {error}") from error
+            raise self.refusal(f"{type(value).__qualname__}: {told(error)}") from error

@@ -11,14 +11,15 @@ shortens, so that no wait is longer than the cap says.
 from __future__ import annotations
 
 import logging
-import math
 import random
+import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeGuard
 
 from jobq._errors import ConfigError
 from jobq._limits import MAX_WAIT
+from jobq._messages import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,8 +68,8 @@ class PolynomialBackoff:
         _check_wait(self, "base", self.base, timedelta.resolution)
         _check_wait(self, "cap", self.cap, self.base)
         _check_jitter(self, self.jitter)
-        if not (math.isfinite(self.power) and self.power >= 0):
-            raise ConfigError(f"power={self.power!r}: a finite number, 0 or more")
+        if not _is_number(self.power, 0):
+            raise ConfigError(f"power={shown(self.power)}: a finite number, 0 or more")
 
     def __call__(self, failures: int, /) -> timedelta:
         return _wait(lambda n: float(n) ** self.power, failures, self.base, self.cap, self.jitter, self.rng)
@@ -99,8 +100,8 @@ class ExponentialBackoff:
         _check_wait(self, "base", self.base, timedelta.resolution)
         _check_wait(self, "cap", self.cap, self.base)
         _check_jitter(self, self.jitter)
-        if not (math.isfinite(self.factor) and self.factor >= 1):
-            raise ConfigError(f"factor={self.factor!r}: a finite number, 1 or more")
+        if not _is_number(self.factor, 1):
+            raise ConfigError(f"factor={shown(self.factor)}: a finite number, 1 or more")
 
     def __call__(self, failures: int, /) -> timedelta:
         growth = float(self.factor)
@@ -143,7 +144,7 @@ def guarded(policy: Backoff) -> Backoff:
     def wait(failures: int, /) -> timedelta:
         try:
             return _checked(policy(failures))
-        except Exception:
+        except BaseException:  # a policy of the user's own may raise anything
             _logger.exception(
                 "backoff policy %r failed for failure %s; the default policy answers in its place",
                 policy,
@@ -157,22 +158,26 @@ def guarded(policy: Backoff) -> Backoff:
 
 def _checked(delay: object) -> timedelta:
     if not isinstance(delay, timedelta):
-        raise TypeError(f"a backoff policy returned {delay!r} and should return a timedelta")
+        raise TypeError(f"a backoff policy returned {shown(delay)} and should return a timedelta")
     if delay < timedelta(0):
-        raise ValueError(f"a backoff policy returned {delay!r}: a wait is 0 or more")
+        raise ValueError(f"a backoff policy returned {shown(delay)}: a wait is 0 or more")
     return min(delay, MAX_WAIT)
+
+
+def _is_number(value: object, at_least: float) -> TypeGuard[float]:
+    return isinstance(value, int | float) and at_least <= value <= sys.float_info.max
 
 
 def _check_wait(policy: object, name: str, value: object, at_least: timedelta) -> None:
     if not isinstance(value, timedelta) or not at_least <= value <= MAX_WAIT:
         raise ConfigError(
-            f"{type(policy).__name__}: {name}={value!r}: a timedelta from {at_least} to 100 years"
+            f"{type(policy).__name__}: {name}={shown(value)}: a timedelta from {at_least} to 100 years"
         )
 
 
-def _check_jitter(policy: object, jitter: float) -> None:
-    if not 0 <= jitter < 1:
-        raise ConfigError(f"{type(policy).__name__}: jitter={jitter!r}: a share from 0 to below 1")
+def _check_jitter(policy: object, jitter: object) -> None:
+    if not _is_number(jitter, 0) or jitter >= 1:
+        raise ConfigError(f"{type(policy).__name__}: jitter={shown(jitter)}: a share from 0 to below 1")
 
 
 def _wait(

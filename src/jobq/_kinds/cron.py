@@ -26,6 +26,7 @@ from cronsim import CronSim, CronSimError
 
 from jobq._errors import ConfigError
 from jobq._limits import MAX_WAIT
+from jobq._messages import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +59,7 @@ class Every:
     def __post_init__(self) -> None:
         every = cast("object", self.every)
         if not isinstance(every, timedelta) or not SHORTEST_INTERVAL <= every <= MAX_WAIT:
-            raise ConfigError(f"every={every!r}: a timedelta of 1 second to 100 years")
+            raise ConfigError(f"every={shown(every)}: a timedelta of 1 second to 100 years")
 
     def next_after(self, instant: datetime) -> datetime:
         """Return the first tick after an instant."""
@@ -146,9 +147,9 @@ def make_timetable(*, every: object = None, cron: object = None, tz: object = No
         assert every is not None
         return Every(cast("timedelta", every))  # which checks it
     if not isinstance(cron, str):
-        raise ConfigError(f"cron={cron!r}: a string of five fields, such as '0 9 * * mon-fri'")
+        raise ConfigError(f"cron={shown(cron)}: a string of five fields, such as '0 9 * * mon-fri'")
     if tz is not None and not isinstance(tz, str):
-        raise ConfigError(f"tz={tz!r}: the name of a time zone, such as 'Europe/Berlin'")
+        raise ConfigError(f"tz={shown(tz)}: the name of a time zone, such as 'Europe/Berlin'")
     return Cron(cron, "UTC" if tz is None else tz)
 
 
@@ -184,13 +185,13 @@ def _parse(expression: str) -> tuple[str, bool]:
     fields = expression.split()
     if len(fields) != 5 or len(expression) > MAX_CRON_LENGTH:
         raise ConfigError(
-            f"cron={expression[:80]!r}: five fields (minute, hour, day of the month, month, day of the week);"
+            f"cron={shown(expression)}: five fields (minute, hour, day of the month, month, day of the week);"
             " what comes more often than every minute has every=timedelta(…)"
         )
     try:
         simulation = CronSim(expression, _CHECK_FROM)
     except (CronSimError, ValueError) as error:
-        raise ConfigError(f"cron={expression!r}: {_what_is_wrong(fields, str(error))}") from None
+        raise ConfigError(f"cron={shown(expression)}: {_what_is_wrong(fields, str(error))}") from None
     if next(simulation, None) is None:
         raise _never(expression)
     every_hour = len(simulation.hours) == 24
@@ -216,7 +217,7 @@ def _what_is_wrong(fields: list[str], complaint: str) -> str:
 
 
 def _never(expression: str) -> ConfigError:
-    return ConfigError(f"cron={expression!r}: never comes")
+    return ConfigError(f"cron={shown(expression)}: never comes")
 
 
 @functools.lru_cache(maxsize=256)
@@ -227,7 +228,7 @@ def _zone(name: str) -> ZoneInfo:
         zone = None
     if zone is None or name == "localtime":  # which is another one on each host
         raise ConfigError(
-            f"tz={name[:80]!r}: this host knows no such time zone; an IANA name such as 'Europe/Berlin'"
+            f"tz={shown(name)}: this host knows no such time zone; an IANA name such as 'Europe/Berlin'"
             " (a host without time zones needs its tzdata package, or Python's)"
         )
     return zone

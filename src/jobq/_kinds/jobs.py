@@ -223,11 +223,13 @@ class Jobs:
             DuplicateKind: the kind or an alias is declared here already.
         """
         if callable(cast("object", kind)) and not isinstance(cast("object", kind), JobType):
-            raise ConfigError(f'handler({kind!r}): is it written without ()? Write @jobs.handler("kind")')
+            raise ConfigError(
+                f'handler({shown(kind)}): is it written without ()? Write @jobs.handler("kind")'
+            )
 
         def declare(fn: Callable[[Job, Any], Any]) -> Handler[Any, Any]:
             if not callable(fn):
-                raise ConfigError(f"handler({kind!r}): decorates a function, not {fn!r}")
+                raise ConfigError(f"handler({shown(kind)}): decorates a function, not {shown(fn)}")
             handler = Handler[Any, Any](
                 fn,
                 _job_type(kind, fn, options),
@@ -286,7 +288,7 @@ class Jobs:
         kinds as well, and for jobs whose workers died with them.
         """
         if not callable(fn):
-            raise ConfigError(f"on_discard: decorates a function, not {fn!r}")
+            raise ConfigError(f"on_discard: decorates a function, not {shown(fn)}")
         self._on_discard.append(fn)
         return fn
 
@@ -314,7 +316,7 @@ class Jobs:
             The same.
         """
         if not callable(middleware):
-            raise ConfigError(f"use: takes a run middleware, a coroutine function, not {middleware!r}")
+            raise ConfigError(f"use: takes a run middleware, a coroutine function, not {shown(middleware)}")
         self._middleware.append(middleware)
         return middleware
 
@@ -329,7 +331,7 @@ class Jobs:
         """
         for name in ("claimed", "settled"):
             if not callable(getattr(observer, name, None)):
-                raise ConfigError(f"observe: {observer!r} has no method {name!r}")
+                raise ConfigError(f"observe: {shown(observer)} has no method {name!r}")
         self._observers.append(observer)
         return observer
 
@@ -404,7 +406,7 @@ def _job_type(kind: JobType[Any] | str, fn: Callable[..., object], options: JobT
     if isinstance(kind, str):
         return JobType(kind, cast("type[Any]", args_type), **options)
     if not isinstance(cast("object", kind), JobType):
-        raise ConfigError(f"handler({kind!r}): a kind's name or its JobType; is it written without ()?")
+        raise ConfigError(f"handler({shown(kind)}): a kind's name or its JobType; is it written without ()?")
     if options:
         raise ConfigError(f"{', '.join(options)}: belongs to {kind!r}, which every enqueue sees")
     if args_type is not Any and args_type not in (kind.args_type, kind.args_type or type(None)):

@@ -301,5 +301,5 @@ _C = TypeVar("_C")
 
 def _check_callable(name: str, value: _C) -> _C:
     if value is not None and not callable(value):
-        raise ConfigError(f"{name}={value!r}: a callable, or None for none")
+        raise ConfigError(f"{name}={shown(value)}: a callable, or None for none")
     return value

@@ -17,6 +17,7 @@ from jobq._errors import Error, MiddlewareError, Signal
 from jobq._kinds.jobtype import NewJob
 from jobq._kinds.options import changes
 from jobq._kinds.signature import name_of
+from jobq._messages import told
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
@@ -182,9 +183,7 @@ def change(middleware: Sequence[EnqueueMiddleware], job: NewJob) -> NewJob:
         except Error:
             raise
         except Exception as error:
-            raise MiddlewareError(
-                f"the enqueue middleware {describe(one)} raised {type(error).__name__}: {error}"
-            ) from error
+            raise MiddlewareError(f"the enqueue middleware {describe(one)} raised {told(error)}") from error
         if not isinstance(changed, NewJob):
             raise MiddlewareError(
                 f"the enqueue middleware {describe(one)} returned an object of "

@@ -12,13 +12,14 @@ import functools
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any, Final, NamedTuple, TypedDict, cast
 
-from jobq._errors import ConfigError
+from jobq._errors import ConfigError, Error
 from jobq._json.encode import encode
 from jobq._kinds.unique import Unique, check_key, readable, unique_key
 from jobq._limits import MAX_META_BYTES, MAX_WAIT
-from jobq._messages import shown
+from jobq._messages import shown, told
 from jobq._operation import array_literal
 
 MAX_NAME_BYTES: Final = 128  # of a kind or a queue
@@ -121,7 +122,12 @@ def changes(options: Mapping[str, object]) -> dict[str, Any]:
         read = _READERS.get(name)
         if read is None:
             raise _unknown(name)
-        fields.update(read(value))
+        try:
+            fields.update(read(value))
+        except Error:
+            raise
+        except Exception as error:  # of an object of the user's own, when it was looked at
+            raise ConfigError(f"{name}={shown(value)}: {told(error)}") from error
     if options.get("run_at") is not None and options.get("delay") is not None:
         raise ConfigError("run_at and delay: give one of them")
     return fields
@@ -215,15 +221,19 @@ def _wait(option: str, value: object) -> timedelta:
     return value
 
 
-def _moment(option: str, value: object) -> datetime:
-    """Return a moment in UTC: PostgreSQL knows fewer offsets from it than Python."""
+def check_moment(option: str, value: object) -> datetime:
+    """Return a moment in UTC: PostgreSQL knows fewer offsets from it than Python.
+
+    Raises:
+        ConfigError: it is none, has no time zone, or lies beyond what can be stored; names the option.
+    """
     if not isinstance(value, datetime):
         raise ConfigError(f"{option}={shown(value)}: a datetime with a time zone")
     try:
         is_naive = value.utcoffset() is None
         moment = _EARLIEST if is_naive else value.astimezone(UTC)
     except Exception as error:  # a time zone of the user's own, or one that leads out of the calendar
-        raise ConfigError(f"{option}={shown(value)}: {error}") from error
+        raise ConfigError(f"{option}={shown(value)}: {told(error)}") from error
     if is_naive:
         raise ConfigError(f"{option}={shown(value)}: naive; give it a time zone (tzinfo)")
     if not _EARLIEST <= moment <= _LATEST:
@@ -240,7 +250,7 @@ def _read_priority(value: object) -> dict[str, Any]:
 
 
 def _read_run_at(value: object) -> dict[str, Any]:
-    return {} if value is None else {"run_at": _moment("run_at", value), "delay_s": None}
+    return {} if value is None else {"run_at": check_moment("run_at", value), "delay_s": None}
 
 
 def _read_delay(value: object) -> dict[str, Any]:
@@ -287,18 +297,18 @@ def _read_tags(value: object) -> dict[str, Any]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ConfigError(f"tags={shown(value)}: a sequence of strings, such as a list")
     tags: list[str] = []
-    for tag in cast("Sequence[object]", value):
+    for tag in islice(cast("Sequence[object]", value), MAX_TAGS + 1):
         if not isinstance(tag, str):
             raise ConfigError(f"tags: {shown(tag)} is no string")
-        _check_text("tags", tag, MAX_TAG_BYTES)
         tags.append(str.__str__(tag))
+        _check_text("tags", tags[-1], MAX_TAG_BYTES)
     if len(tags) > MAX_TAGS:
-        raise ConfigError(f"tags: at most {MAX_TAGS}, not {len(tags)}")
+        raise ConfigError(f"tags: at most {MAX_TAGS}")
     return {"tags": array_literal(tags) if tags else None}
 
 
 def _read_expires_at(value: object) -> dict[str, Any]:
-    return {"expires_at": None if value is None else _moment("expires_at", value)}
+    return {"expires_at": None if value is None else check_moment("expires_at", value)}
 
 
 _READERS: Final[dict[str, Callable[[object], dict[str, Any]]]] = {

@@ -15,6 +15,7 @@ from jobq._kinds.cron import Timetable, due_ticks, make_timetable
 from jobq._kinds.jobtype import prepare
 from jobq._kinds.options import DEFAULTS, JobTypeOptions, check_name
 from jobq._limits import MAX_ARGUMENTS_BYTES, MAX_WAIT
+from jobq._messages import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -173,23 +174,23 @@ def decide(
 
 def _one_of(field: str, value: object, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
-        raise ConfigError(f"{field}={value!r}: one of {', '.join(map(repr, allowed))}")
+        raise ConfigError(f"{field}={shown(value)}: one of {', '.join(map(repr, allowed))}")
     return value
 
 
 def _catch_up_max(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_CATCH_UP:
-        raise ConfigError(f"catch_up_max={value!r}: an integer from 1 to {MAX_CATCH_UP:,}")
+        raise ConfigError(f"catch_up_max={shown(value)}: an integer from 1 to {MAX_CATCH_UP:,}")
     return value
 
 
 def _jitter_s(value: object) -> float:
     if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_WAIT:
-        raise ConfigError(f"jitter={value!r}: a timedelta, 0 or more, at most 100 years")
+        raise ConfigError(f"jitter={shown(value)}: a timedelta, 0 or more, at most 100 years")
     return value.total_seconds()
 
 
 def _boolean(field: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ConfigError(f"{field}={value!r}: True or False")
+        raise ConfigError(f"{field}={shown(value)}: True or False")
     return value

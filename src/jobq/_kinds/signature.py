@@ -8,6 +8,7 @@ import typing
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from jobq._errors import ConfigError
+from jobq._messages import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,10 +36,12 @@ def mode_of(fn: Any, run_in: RunIn | None) -> Mode:
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
         raise ConfigError(f"{name}: a generator cannot be a handler; a handler is called once and returns")
     if run_in not in (None, "thread", "process"):
-        raise ConfigError(f"run_in={run_in!r}: 'thread' or 'process', or None for what suits the function")
+        raise ConfigError(
+            f"run_in={shown(run_in)}: 'thread' or 'process', or None for what suits the function"
+        )
     if inspect.iscoroutinefunction(call):
         if run_in is not None:
-            raise ConfigError(f"run_in={run_in!r}: {name} is async and runs on the worker's loop")
+            raise ConfigError(f"run_in={shown(run_in)}: {name} is async and runs on the worker's loop")
         return "async"
     if run_in == "process":
         _check_importable(cast("object", fn))

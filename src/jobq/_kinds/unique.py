@@ -28,15 +28,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
+from itertools import islice
 from typing import Final, Literal, NamedTuple, TypeAlias, cast
 
 from jobq._errors import ConfigError
 from jobq._json.members import member_names
 from jobq._limits import MAX_WAIT
-from jobq._messages import shown
+from jobq._messages import shown, told
 from jobq._redaction import DEFAULT, Redaction
 
 UNIQUE_NAME_LENGTH: Final = 200  # characters of a unique key that are kept for people to read
+_MAX_NAMES: Final = 100  # of members that a key is computed from
 SHORTEST_PERIOD: Final = timedelta(seconds=1)
 
 Until: TypeAlias = Literal["finished", "started"]
@@ -77,7 +79,7 @@ class Unique:
     Args:
         key: a key of your own, one namespace for all kinds.
         by_args: or computed from the kind and its arguments: ``True`` for all of them, or the names of some
-            (as they are written in JSON); an empty list for the kind alone.
+            (as they are written in JSON; at most 100), an empty list for the kind alone.
         by_queue: whether the job's queue belongs to the key.
         period: the key is held for the time slot in which the job was made, whatever becomes of the job:
             from 1 second to 100 years. Slots count from 1970-01-01 00:00 UTC by the database's clock.
@@ -237,15 +239,16 @@ def check_key(option: str, value: object) -> str:
     """
     if not isinstance(value, str):
         raise ConfigError(f"{option}={shown(value)}: a string, or None for none")
-    if not value:
-        raise ConfigError(f"{option}={shown(value)}: at least 1 character")
-    if "\0" in value:
-        raise ConfigError(f"{option}={shown(value)}: PostgreSQL cannot hold a NUL character")
+    key = str.__str__(value)
+    if not key:
+        raise ConfigError(f"{option}={shown(key)}: at least 1 character")
+    if "\0" in key:
+        raise ConfigError(f"{option}={shown(key)}: PostgreSQL cannot hold a NUL character")
     try:
-        value.encode()
+        key.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{option}={shown(value)}: a lone surrogate is no text") from None
-    return str.__str__(value)
+        raise ConfigError(f"{option}={shown(key)}: a lone surrogate is no text") from None
+    return key
 
 
 def canonical(document: str) -> str:
@@ -341,4 +344,11 @@ def _checked_fields(fields: object) -> tuple[str, ...]:
 def _sequence(field: str, value: object, why: str) -> tuple[object, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise _refusal(field, value, why)
-    return tuple(cast("Sequence[object]", value))
+    names = cast("Sequence[object]", value)
+    try:
+        found = tuple(islice(names, _MAX_NAMES + 1))
+    except Exception as error:  # of a sequence of the user's own
+        raise _refusal(field, names, told(error)) from error
+    if len(found) > _MAX_NAMES:
+        raise _refusal(field, names, f"at most {_MAX_NAMES}")
+    return found

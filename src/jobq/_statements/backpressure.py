@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jobq._errors import ConfigError, QueueFull
 from jobq._kinds.options import changes
+from jobq._messages import shown
 from jobq._operation import Call, Operation, in_schema
 
 if TYPE_CHECKING:
@@ -79,8 +80,10 @@ class Backpressure:
         self._for_all: int | None = None
         self._limits: dict[str, int] = {}
         if isinstance(limits, Mapping):
-            for queue, limit in limits.items():
-                self._limits[changes({"queue": queue})["queue"]] = _checked(f"max_ready[{queue!r}]", limit)
+            for queue, limit in dict(limits).items():
+                self._limits[changes({"queue": queue})["queue"]] = _checked(
+                    f"max_ready[{shown(queue)}]", limit
+                )
         else:
             self._for_all = _checked("max_ready", limits)
         self._queues: dict[str, _Queue] = {}
@@ -156,5 +159,5 @@ def _waits(job: ResolvedOptions, now: datetime) -> bool:
 
 def _checked(name: str, limit: Any) -> int:
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
-        raise ConfigError(f"{name}={cast('object', limit)!r}: ready jobs, 1 to {MAX_LIMIT:,}")
+        raise ConfigError(f"{name}={shown(limit)}: ready jobs, 1 to {MAX_LIMIT:,}")
     return limit

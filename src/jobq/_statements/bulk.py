@@ -16,10 +16,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from jobq._errors import ConfigError, JobConflict
 from jobq._kinds.options import changes
+from jobq._messages import shown
 from jobq._operation import Call, Operation, in_schema
 from jobq._statements.bulk_sql import WRITERS, Settings, When, Written
 from jobq._statements.control import control_sql
-from jobq._statements.filter import JobFilter, Place, Query, first_place, next_place, seen, window
+from jobq._statements.filter import (
+    JobFilter,
+    Place,
+    Query,
+    checked_filter,
+    first_place,
+    next_place,
+    seen,
+    window,
+)
 from jobq._statements.operate import LOOKS, checked_id, get_job
 from jobq._statements.operator_log import Entry, logged_as
 from jobq._types import JobState
@@ -181,8 +191,8 @@ def _walk(action: Action, chosen: JobFilter) -> list[JobState]:
 
 def _checked_batch(batch: object) -> int:
     if not isinstance(batch, int) or not 1 <= batch <= MAX_BATCH:
-        raise ConfigError(f"batch={batch!r}: 1 to {MAX_BATCH:,}")
-    return batch
+        raise ConfigError(f"batch={shown(batch)}: 1 to {MAX_BATCH:,}")
+    return int(batch)
 
 
 def count_jobs(
@@ -194,9 +204,10 @@ def count_jobs(
         ConfigError: the action is unknown or does not apply, or the limit is less than 1.
     """
     if limit is not None and (not isinstance(cast("object", limit), int) or limit < 1):
-        raise ConfigError(f"limit={limit!r}: 1 or more, or None to count all")
-    if action is not None and action not in APPLIES_TO:
-        raise ConfigError(f"action={action!r}: one of {', '.join(APPLIES_TO)}")
+        raise ConfigError(f"limit={shown(limit)}: 1 or more, or None to count all")
+    if action is not None and not (isinstance(cast("object", action), str) and action in APPLIES_TO):
+        raise ConfigError(f"action={shown(action)}: one of {', '.join(APPLIES_TO)}")
+    chosen = checked_filter(chosen)
     walk = chosen.walk() if action is None else _walk(action, chosen)
     place, jobs = first_place(walk), 0
     while place is not None and (limit is None or jobs < limit):
@@ -261,7 +272,7 @@ def move_job(
     """
     where = read_where(queue, priority)
     entry = Entry("move", {"job": checked_id(job_id), **where}, by, reason)
-    settings = Settings(queue=queue, priority=priority, notify=notify)
+    settings = Settings(**where, notify=notify)
     yield from _to_one(schema, "move", job_id, entry, settings)
 
 

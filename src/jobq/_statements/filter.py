@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from jobq._errors import ConfigError
 from jobq._limits import MAX_WAIT
+from jobq._messages import shown, told
 from jobq._operation import Call, Operation, in_schema
-from jobq._statements.operate import checked_id, instant, job_info
+from jobq._statements.operate import instant, job_info
 from jobq._statements.operator_log import check_text
 from jobq._types import JobState
 
@@ -30,6 +32,7 @@ LOOKED_THROUGH: Final = 20_000  # rows that one page looks through at the most
 _FIRST_WINDOW: Final = 500
 _WINDOW: Final = 5_000
 _LAST_ID: Final = 2**63 - 1
+_IDS: Final = range(_LAST_ID + 1)  # of jobs and workers; others are nobody's
 
 # What people look for comes first.
 WALK: Final = (
@@ -60,7 +63,7 @@ class JobFilter:
     """Chooses jobs: those to which all that is given applies.
 
     Attributes:
-        ids: these jobs and no others; at most 100,000.
+        ids: these jobs and no others; at most 100,000. An id that no job can have chooses none.
         queues, kinds: in one of these queues, of one of these kinds.
         states: in one of these states (:class:`jobq.JobState` or its text).
         tags: with all of these tags.
@@ -86,17 +89,21 @@ class JobFilter:
     def __post_init__(self) -> None:
         put = object.__setattr__  # frozen for everybody else
         if self.ids is not None:
-            ids = tuple(map(checked_id, _sequence("ids", self.ids, MAX_IDS)))
-            put(self, "ids", tuple(sorted(set(ids), reverse=True)))
+            ids = {_whole("ids", job_id) for job_id in _sequence("ids", self.ids, MAX_IDS)}
+            put(self, "ids", tuple(sorted({i for i in ids if i in _IDS}, reverse=True)))
         for name in ("queues", "kinds", "tags"):
             put(self, name, _names(name, getattr(self, name)))
         put(self, "states", tuple(map(_state, _sequence("states", self.states, len(WALK)))))
         for name in ("older_than", "newer_than"):
             _check_age(name, getattr(self, name))
-        if self.error is not None and not check_text("error", self.error, 1_000):
-            raise ConfigError("error='': a text to look for")
+        if self.error is not None:
+            put(self, "error", check_text("error", self.error, 1_000))
+            if not self.error:
+                raise ConfigError("error='': a text to look for")
         if self.worker is not None:
-            checked_id(self.worker)
+            put(self, "worker", _whole("worker", self.worker))
+            if self.worker not in _IDS:
+                raise ConfigError(f"worker={shown(self.worker)}: a worker's id")
 
     @property
     def is_empty(self) -> bool:
@@ -118,6 +125,17 @@ class JobFilter:
     def walk(self, among: Sequence[JobState] = WALK) -> list[JobState]:
         """Return the states to go through, in the order of ``among``."""
         return [state for state in among if not self.states or state in self.states]
+
+
+def checked_filter(chosen: object) -> JobFilter:
+    """Return what a call was given as its filter.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(chosen, JobFilter):
+        raise ConfigError(f"which jobs? A jobq.JobFilter says it, not {shown(chosen)}")
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +174,13 @@ class Place(NamedTuple):
             ConfigError: it is none.
         """
         try:
-            state, job_id, ended = cast("str", text).split(".", 2)
-            return cls(JobState(state), int(job_id), check_text("after", ended, 40))
-        except (AttributeError, ValueError):
-            raise ConfigError("after: the `next` of a page") from None
+            state, job_id, ended = str.split(cast("str", text), ".", 2)
+            place = cls(JobState(state), int(job_id), _moment(ended) if ended else "")
+        except (TypeError, ValueError):
+            place = None
+        if place is None or place.job_id not in _IDS or (place.ended and not place.state.is_terminal):
+            raise ConfigError("after: the `next` of a page")
+        return place
 
 
 class Query:
@@ -306,9 +327,10 @@ def list_jobs(schema: str, chosen: JobFilter | None, after: str | None, limit: i
     Raises:
         ConfigError: ``limit`` or ``after`` cannot be what it is.
     """
-    if not isinstance(cast("object", limit), int) or not 1 <= limit <= MAX_PAGE:
-        raise ConfigError(f"limit={limit!r}: 1 to {MAX_PAGE:,}")
-    chosen = chosen or JobFilter()
+    limit = _whole("limit", limit)
+    if not 1 <= limit <= MAX_PAGE:
+        raise ConfigError(f"limit={shown(limit)}: 1 to {MAX_PAGE:,}")
+    chosen = JobFilter() if chosen is None else checked_filter(chosen)
     walk = chosen.walk()
     place = first_place(walk) if after is None else Place.read(after)
     if place is not None and place.state not in walk:
@@ -323,6 +345,14 @@ def list_jobs(schema: str, chosen: JobFilter | None, after: str | None, limit: i
         left -= count
         size = _WINDOW
     return JobPage(tuple(found), None if place is None else str(place))
+
+
+def _moment(text: str) -> str:
+    """Return a moment as a page writes it, in UTC; anything else is a ValueError."""
+    moment = datetime.fromisoformat(text)
+    if moment.utcoffset() != timedelta(0):
+        raise ValueError
+    return moment.isoformat()
 
 
 def first_place(walk: Sequence[JobState]) -> Place | None:
@@ -364,28 +394,35 @@ select {seen(step, state)}, p.* from (select) one left join p on true order by p
 def _sequence(name: str, values: object, most: int) -> Sequence[Any]:
     if isinstance(values, str | bytes) or not isinstance(values, Sequence):
         raise ConfigError(f"{name}: a list or tuple, not {type(values).__name__}")
-    found = cast("Sequence[object]", values)
+    try:
+        found = tuple(islice(cast("Sequence[object]", values), most + 1))  # len() cannot tell of every range
+    except Exception as error:  # of a sequence of the user's own
+        raise ConfigError(f"{name}: {told(error)}") from error
     if len(found) > most:
         raise ConfigError(f"{name}: at most {most:,}")
     return found
 
 
+def _whole(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{name}: {shown(value)} is no integer")
+    return int(value)
+
+
 def _names(name: str, values: object) -> tuple[str, ...]:
-    texts = _sequence(name, values, MAX_NAMES)
-    for text in texts:
-        if not check_text(name, text, 128):
-            raise ConfigError(f"{name}: an empty name is nobody's")
-    return tuple(texts)
+    texts = tuple(check_text(name, text, 128) for text in _sequence(name, values, MAX_NAMES))
+    if "" in texts:
+        raise ConfigError(f"{name}: an empty name is nobody's")
+    return texts
 
 
 def _state(value: object) -> JobState:
-    try:
-        return JobState(cast("str", value))
-    except ValueError:
-        names = ", ".join(state.value for state in JobState)
-        raise ConfigError(f"states: {value!r} is none of {names}") from None
+    names = [state.value for state in JobState]
+    if not isinstance(value, str) or (name := str.__str__(value)) not in names:
+        raise ConfigError(f"states: {shown(value)} is none of {', '.join(names)}")
+    return JobState(name)
 
 
 def _check_age(name: str, age: object) -> None:
     if age is not None and not (isinstance(age, timedelta) and timedelta(0) <= age <= MAX_WAIT):
-        raise ConfigError(f"{name}={age!r}: a timedelta, 0 or more, at most 100 years")
+        raise ConfigError(f"{name}={shown(age)}: a timedelta, 0 or more, at most 100 years")

@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jobq._errors import ConfigError
+from jobq._messages import shown
 from jobq._operation import Call, Operation, in_schema
 
 if TYPE_CHECKING:
@@ -116,8 +117,9 @@ def read_log(schema: str, limit: int, before: int | None) -> Operation[list[Oper
     Raises:
         ConfigError: ``limit`` is not from 1 to 1,000, or ``before`` is no id.
     """
-    if not 1 <= _integer("limit", limit) <= MAX_LISTED:
-        raise ConfigError(f"limit={limit}: 1 to {MAX_LISTED:,}")
+    limit = _integer("limit", limit)
+    if not 1 <= limit <= MAX_LISTED:
+        raise ConfigError(f"limit={shown(limit)}: 1 to {MAX_LISTED:,}")
     newest = 2**63 - 1 if before is None else min(_integer("before", before), 2**63 - 1)
     rows = yield Call(in_schema(_READ, schema), (max(newest, 0), limit))
     return [_action(*row) for row in rows]
@@ -145,16 +147,17 @@ def check_text(name: str, value: object, limit: int) -> str:
     Raises:
         ConfigError: it is none; the message names it.
     """
-    if not isinstance(value, str) or len(value) > limit or "\0" in value:
+    text = str.__str__(value) if isinstance(value, str) else None
+    if text is None or len(text) > limit or "\0" in text:
         raise ConfigError(f"{name}: a text of at most {limit:,} characters without NUL")
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"{name}: a lone surrogate is no text") from None
-    return value
+    return text
 
 
 def _integer(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r}: an integer")
-    return value
+        raise ConfigError(f"{name}={shown(value)}: an integer")
+    return int(value)

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final, Literal, TypeAlias
 
 from jobq._errors import ConfigError
-from jobq._kinds.options import changes, check_kind
+from jobq._kinds.options import changes, check_kind, check_moment
 from jobq._operation import Call, Operation, in_schema
 from jobq._statements.control import ALERT, control_sql
 from jobq._statements.operate import instant
@@ -114,8 +114,8 @@ def pause(
         ConfigError: not exactly one of ``queue`` and ``kind``, or something that cannot be kept.
     """
     scope, name = _target(queue, kind)
-    ends = changes({"run_at": until}).get("run_at") if _is_moment(until) else None
-    target = {scope: name, **({"until": until.isoformat()} if until is not None else {})}
+    ends = None if until is None else check_moment("until", until)
+    target = {scope: name, **({"until": ends.isoformat()} if ends is not None else {})}
     params = (scope, name, ends, *Entry("pause", target, by, reason).params, notify)
     yield Call(control_sql(_PAUSE, schema), params)
 
@@ -151,9 +151,3 @@ def _target(queue: str | None, kind: str | None) -> tuple[Scope, str]:
     if kind is not None:
         return "kind", check_kind(kind)
     return "queue", str(changes({"queue": queue})["queue"])
-
-
-def _is_moment(until: object) -> bool:
-    if until is not None and not (isinstance(until, datetime) and until.utcoffset() is not None):
-        raise ConfigError(f"until={until!r}: a datetime with a time zone, or None")
-    return until is not None

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from jobq._errors import ConfigError
 from jobq._kinds.options import changes
+from jobq._messages import shown
 from jobq._operation import Call, Operation, array_literal, in_schema
 from jobq._statements.leader import LED, Deposed, Term
 from jobq._statements.operator_log import Entry, logged_as
@@ -171,7 +172,9 @@ def _seconds(name: str, age: object) -> float | None:
     if age == "keep":
         return math.inf
     if not isinstance(age, timedelta) or not 0 <= age.total_seconds() <= LONGEST_S:
-        raise ConfigError(f"{name}={age!r}: a timedelta of 0 to 100 years, 'keep', or None for the default")
+        raise ConfigError(
+            f"{name}={shown(age)}: a timedelta of 0 to 100 years, 'keep', or None for the default"
+        )
     return age.total_seconds()
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import msgspec
 
 from jobq._errors import ConfigError, DatabaseUnavailable, Error
+from jobq._messages import shown
 from jobq._operation import Call, Operation, Rows, in_schema
 from jobq._statements.stats_sql import (
     BEGIN,
@@ -120,7 +121,7 @@ def workers(schema: str, ended_within: timedelta) -> Operation[list[WorkerInfo]]
         ConfigError: ``ended_within`` is no length of time.
     """
     if not isinstance(cast("object", ended_within), timedelta) or ended_within < timedelta(0):
-        raise ConfigError(f"ended_within={ended_within!r}: a timedelta, 0 or longer")
+        raise ConfigError(f"ended_within={shown(ended_within)}: a timedelta, 0 or longer")
     return (yield from _in_snapshot(_workers(schema, ended_within.total_seconds())))
 
 

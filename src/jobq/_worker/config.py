@@ -111,7 +111,7 @@ class WorkerConfig:
 
     def _check_queues(self) -> None:
         _require(len(self.queues) >= 1, "queues", "at least one queue, such as {'default': 20}")
-        for queue, slots in self.queues.items():
+        for queue, slots in dict(self.queues).items():
             check_name("WorkerConfig.queues", queue)
             has_slots = _is_whole(slots) and 1 <= slots <= 10_000
             _require(has_slots, f"queues[{queue!r}]", "1 to 10,000 slots")

@@ -1,15 +1,15 @@
 """What becomes of a job whose handler did not return: pure decisions, no I/O.
 
-A failure counts against `max_attempts`; a snooze, a hand-back and a crash do not. Texts are bounded
-and made storable here, so that whatever a handler raises, its record fits and hurts no other.
+A failure counts against `max_attempts`; a snooze, a hand-back and a crash do not. Whatever a handler
+raises, its record fits and hurts no other: texts are bounded and made storable (`describe`), and a wait
+is one that can be stored.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import traceback
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from jobq._documents import read_document
@@ -19,24 +19,18 @@ from jobq._limits import MAX_WAIT
 from jobq._redaction import Secrets
 from jobq._statements.outcomes import Failure, Settlement
 from jobq._statements.pauses import PUT_BACK_S
+from jobq._worker.describe import REASON_LIMIT, brief, describe, storable, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from datetime import timedelta
-    from types import TracebackType
 
     from jobq._kinds.jobs import Handler
     from jobq._statements.claim import Claimed
     from jobq._types import Job
 
-MESSAGE_LIMIT: Final = 10_000  # characters of an error's message that are kept
-TRACEBACK_LIMIT: Final = 20_000  # characters of a traceback that are kept, from both of its ends
-REASON_LIMIT: Final = 500
 UNKNOWN_KIND_DELAY_S: Final = 10.0
 _RNG: Final = random.Random()  # noqa: S311 - spreads load, guards nothing
 TIME_LIMIT_TYPE: Final = "jobq.TimeLimit"
-_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # noqa: PTH118, PTH120 - as frames name files
-_DEMO: Final = os.path.join(_PACKAGE, "demo", "")  # noqa: PTH118 - an application like any other
 
 
 def secrets_of(handler: Handler[Any, Any], job: Job, args: str | None) -> Secrets:
@@ -64,12 +58,12 @@ def on_exception(
     if isinstance(error, Snooze):
         return Settlement(job.id, job.attempt, "scheduled", "snooze", delay_s=_seconds(error.delay))
     if isinstance(error, Cancel):
-        reason = storable(secrets.out_of(str(error.reason)), REASON_LIMIT)
+        reason = storable(secrets.out_of(text_of(error.reason)), REASON_LIMIT)
         return Settlement(job.id, job.attempt, "cancelled", reason)
     if isinstance(error, Permanent):
         failure = describe(error, "permanent", secrets)
         return Settlement(
-            job.id, job.attempt, "discarded", _brief(failure.message), failed=True, failure=failure
+            job.id, job.attempt, "discarded", brief(failure.message), failed=True, failure=failure
         )
     outcome = "undecodable" if isinstance(error, ArgumentsDecodeError) else "failed"
     after = error.after if isinstance(error, Retry) else None
@@ -88,9 +82,7 @@ def undecidable(job: Job, broken: BaseException) -> Settlement:
 def on_timeout(job: Job, backoff: Callable[[int], timedelta], frames: str = "") -> Settlement:
     """Decide what an overrun of the time limit means; ``frames`` is where the handler stood."""
     message = f"took longer than its time limit of {job.timeout_s:g} s"
-    return on_failure(
-        job, Failure("timeout", TIME_LIMIT_TYPE, message, storable(frames, TRACEBACK_LIMIT)), backoff
-    )
+    return on_failure(job, Failure("timeout", TIME_LIMIT_TYPE, message, frames), backoff)
 
 
 def on_failure(
@@ -100,7 +92,7 @@ def on_failure(
     failures = job.failures + 1
     if failures >= job.max_attempts:
         reason = f"failed {failures} of {job.max_attempts} times: {failure.message}"
-        return Settlement(job.id, job.attempt, "discarded", _brief(reason), failed=True, failure=failure)
+        return Settlement(job.id, job.attempt, "discarded", brief(reason), failed=True, failure=failure)
     delay_s = _seconds(after if after is not None else backoff(failures))
     return Settlement(job.id, job.attempt, "scheduled", "retry", delay_s, failed=True, failure=failure)
 
@@ -142,59 +134,7 @@ def hand_back(job_id: int, attempt: int) -> Settlement:
     return Settlement(job_id, attempt, "ready")
 
 
-def describe(error: BaseException, outcome: str, secrets: Secrets) -> Failure:
-    """Describe an exception for the job's history, whatever its ``__str__`` does."""
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    try:
-        message = secrets.out_of(str(error))
-    except BaseException as broken:  # noqa: BLE001 - the user's __str__ may raise anything at all
-        message = f"<its __str__ raised {type(broken).__name__}>"
-    try:
-        lines = traceback.format_exception(kind, error, below_own_frames(error.__traceback__))
-    except BaseException as broken:  # noqa: BLE001 - it calls __str__ of each exception in the chain
-        lines = [f"<formatting the traceback raised {type(broken).__name__}>"]
-    return Failure(
-        outcome,
-        storable(name, REASON_LIMIT),
-        storable(message, MESSAGE_LIMIT),
-        _middle_cut(secrets.out_of("".join(lines))),
-    )
-
-
-def below_own_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Leave out the outermost frames, which are jobq's own: what a reader wants begins below them.
-
-    Where there are no others, they are what there is to read.
-    """
-    below = frames
-    while below is not None and _is_own(below.tb_frame.f_code.co_filename):
-        below = below.tb_next
-    return below or frames
-
-
-def _is_own(filename: str) -> bool:
-    return filename.startswith(_PACKAGE) and not filename.startswith(_DEMO)
-
-
-def storable(text: str, limit: int) -> str:
-    """Cut a text and escape what PostgreSQL's text type cannot hold: NUL and lone surrogates."""
-    if len(text) > limit:
-        text = f"{text[:limit]}… ({len(text) - limit} more characters)"
-    return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
-
-
 def _seconds(wait: timedelta) -> float:
     """Return a wait in seconds, within what a timestamp can still be moved by."""
-    return min(wait, MAX_WAIT).total_seconds()
-
-
-def _middle_cut(text: str) -> str:
-    if len(text) > TRACEBACK_LIMIT:
-        half = TRACEBACK_LIMIT // 2
-        text = f"{text[:half]}\n… ({len(text) - 2 * half} characters left out) …\n{text[-half:]}"
-    return storable(text, len(text))
-
-
-def _brief(text: str) -> str:
-    return text if len(text) <= REASON_LIMIT else text[: REASON_LIMIT - 1] + "…"
+    # by timedelta's own method: a subclass may have one of its own, and the server has to take the answer
+    return max(0.0, min(timedelta.total_seconds(wait), MAX_WAIT.total_seconds()))

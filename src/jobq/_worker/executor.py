@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import time
-import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 from jobq._errors import ArgumentsDecodeError, ArgumentsEncodeError
@@ -18,7 +17,6 @@ from jobq._logging import fields_of, set_current_job
 from jobq._statements.outcomes import Settlement
 from jobq._worker.around import Ended, run_around
 from jobq._worker.decide import (
-    below_own_frames,
     cancelled,
     hand_back,
     on_exception,
@@ -26,6 +24,7 @@ from jobq._worker.decide import (
     put_back,
     undecidable,
 )
+from jobq._worker.describe import frames_of
 from jobq._worker.execution import Execution, StopReason
 from jobq._worker.outcome import Completion
 from jobq._worker.processes import ProcessKilled, ProcessRunner
@@ -228,8 +227,8 @@ class Executor:
         job, handler, stop = execution.job, execution.handler, execution.stop_reason
         if stop is StopReason.TIME_LIMIT:
             # Also when it returned all the same: it was told that its time is over.
-            return on_timeout(job, handler.backoff, _traceback_of(error))
-        if error is None and isinstance(result, Completion | Settlement) and handler.mode == "process":
+            return on_timeout(job, handler.backoff, "" if error is None else frames_of(error))
+        if error is None and handler.mode == "process" and isinstance(result, Completion | Settlement):
             return result  # decided over there, where the exception was
         if error is None and stop is not None and job.cancelled.seen:
             # It left because it was told to: taken for an end, the rest of its work would be lost.
@@ -426,9 +425,3 @@ def _log_failure(job: Job, outcome: Settlement) -> None:
         logger.info("%s; it was to be cancelled, and is", what, extra=extra)
     else:
         logger.error("%s; it is discarded\n%s", what, failure.traceback, extra=extra)
-
-
-def _traceback_of(error: BaseException | None) -> str:
-    if error is None:
-        return ""
-    return "".join(traceback.format_tb(below_own_frames(error.__traceback__)))

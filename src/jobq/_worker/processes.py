@@ -27,7 +27,7 @@ from jobq._logging import set_current_job
 from jobq._statements.outcomes import Failure, Settlement
 from jobq._types import Job
 from jobq._worker import childlogs
-from jobq._worker.decide import hand_back, on_exception, on_failure, secrets_of
+from jobq._worker.decide import hand_back, on_exception, on_failure, secrets_of, undecidable
 from jobq._worker.outcome import Completion
 
 if TYPE_CHECKING:
@@ -279,5 +279,12 @@ def _run(handler: Handler[Any, Any], job: Job, raw: str | None) -> Completion | 
         return hand_back(job.id, job.attempt)
     except BaseException as error:  # noqa: BLE001 - a handler may raise anything; all of it is recorded
         _State.runs_handler = False
-        return on_exception(job, error, handler.backoff, secrets_of(handler, job, raw))
+        return _decide(handler, job, raw, error)
     return Completion(job.id, job.attempt, text)
+
+
+def _decide(handler: Handler[Any, Any], job: Job, raw: str | None, error: BaseException) -> Settlement:
+    try:
+        return on_exception(job, error, handler.backoff, secrets_of(handler, job, raw))
+    except BaseException as broken:  # noqa: BLE001 - the user's objects take part in it, and may do anything
+        return undecidable(job, broken)

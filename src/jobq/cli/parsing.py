@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import click
@@ -30,7 +30,7 @@ def parse_json(_context: click.Context, _parameter: click.Parameter, value: str 
 
 
 def parse_instant(_context: click.Context, _parameter: click.Parameter, value: str | None) -> datetime | None:
-    """Return the moment that an argument names in ISO 8601, with its offset from UTC.
+    """Return the moment, in UTC, that an argument names in ISO 8601 with its offset from there.
 
     Raises:
         click.BadParameter: it names none, or has no offset.
@@ -43,7 +43,10 @@ def parse_instant(_context: click.Context, _parameter: click.Parameter, value: s
         raise click.BadParameter(f"{value!r}: write 2030-01-31T09:00:00+01:00, or …Z for UTC") from None
     if moment.tzinfo is None:
         raise click.BadParameter(f"{value!r}: which zone? End it with Z for UTC, or +01:00 and the like")
-    return moment
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise click.BadParameter(f"{value!r} is no moment of the years 1 to 9999") from None
 
 
 def parse_length(_context: click.Context, _parameter: click.Parameter, value: str | None) -> timedelta | None:

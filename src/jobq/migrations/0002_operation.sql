@@ -148,8 +148,11 @@ revoke all on {schema}.leader, {schema}.periodic, {schema}.periodic_tick, {schem
     {schema}.cancel_request, {schema}.retention, {schema}.redaction, {schema}.operator_log from public;
 
 -- As in the migration before, and: documents are nested no deeper than those that the clients make, for
--- what a reader's stack can hold differs; a time to expire lies ahead. A slot of a job that was made later than
--- now holds no key: the clock was set back since.
+-- what a reader's stack can hold differs; a time to expire lies ahead; a time limit is judged by its seconds,
+-- for '-1 year 361 days' is more than nothing and less than no time at all. A slot of a job that was made
+-- later than now holds no key: the clock was set back since. Names are looked at under a plain collation: a
+-- caller's column may have one that knows no patterns and hashes to something else. No plain string here
+-- has a backslash, for some sessions take them for escapes.
 create or replace function {schema}.enqueue(
     kind         text,
     args         jsonb       default '{}',
@@ -167,22 +170,23 @@ create or replace function {schema}.enqueue(
 declare
     -- A container within a hundred others. The walk ends there, and short documents are spared it.
     too_deep constant jsonpath := 'strict $.**{100} ? (@.type() == "array" || @.type() == "object")';
+    control_character constant text := E'[\\u0001-\\u001f\\u007f-\\u009f]';
     problem constant text := case
         when kind is null or octet_length(kind) not between 1 and 128 then 'kind: 1 to 128 bytes'
-        when kind ~ '[\u0001-\u001f\u007f-\u009f]' then 'kind: without control characters'
+        when kind collate pg_catalog."C" ~ control_character then 'kind: without control characters'
         when args is null then 'args: a JSON document, not null'
         when octet_length(args::text) > 1048576 then 'args: at most 1 MiB'
         when octet_length(args::text) > 201 and pg_catalog.jsonb_path_exists(args, too_deep)
             then 'args: nested deeper than 100 levels'
         when queue is null or octet_length(queue) not between 1 and 128 then 'queue: 1 to 128 bytes'
-        when queue ~ '[\u0001-\u001f\u007f-\u009f]' then 'queue: without control characters'
+        when queue collate pg_catalog."C" ~ control_character then 'queue: without control characters'
         when priority is null or priority not between -9 and 9 then 'priority: -9 to 9'
         when run_at > '9999-12-30 00:00:00+00' then 'run_at: before the year 10000'
         when run_at < '0001-01-02 00:00:00+00' then 'run_at: after the year 0'
         when max_attempts is null or max_attempts not between 1 and 32767 then 'max_attempts: 1 to 32767'
-        when timeout <= interval '0' then 'timeout: more than 0, or null for no limit'
-        when timeout > interval '36525 days' then 'timeout: at most 100 years, or null for no limit'
-        when unique_key = '' then 'unique_key: not empty, or null for none'
+        when pg_catalog.date_part('epoch', timeout) <= 0 then 'timeout: more than 0, or null for no limit'
+        when pg_catalog.date_part('epoch', timeout) > 3155760000 then 'timeout: at most 100 years, or null for no limit'
+        when octet_length(unique_key) = 0 then 'unique_key: not empty, or null for none'
         when jsonb_typeof(meta) <> 'object' then 'meta: a JSON object, or null'
         when octet_length(meta::text) > 16384 then 'meta: at most 16 KiB'
         when octet_length(meta::text) > 201 and pg_catalog.jsonb_path_exists(meta, too_deep)
@@ -253,9 +257,10 @@ begin
         insert into {schema}.ready (job_id, queue, priority)
         values (enqueue.id, enqueue.queue, enqueue.priority);
         -- Notify only when a listener waits: it holds this lock shared (see the clients' enqueue).
-        if pg_catalog.pg_try_advisory_lock(pg_catalog.hashtext({schema_name}), pg_catalog.hashtext(enqueue.queue)) then
+        if pg_catalog.pg_try_advisory_lock(pg_catalog.hashtext({schema_name}), pg_catalog.hashtext(enqueue.queue collate pg_catalog."C")) then
             perform pg_catalog.pg_advisory_unlock(
-                pg_catalog.hashtext({schema_name}), pg_catalog.hashtext(enqueue.queue));
+                pg_catalog.hashtext({schema_name}),
+                pg_catalog.hashtext(enqueue.queue collate pg_catalog."C"));
         else
             perform pg_catalog.pg_notify({channel}, enqueue.queue);
         end if;
