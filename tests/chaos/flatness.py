@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FIFTHS: Final = 5
 EARLY: Final = 1
 LAST: Final = 4
-_SHOWN_MB: Final = 0.5  # tables below are left out of the table that people read
+_SHOWN: Final = 0.1  # of all tables together: what is smaller is left out of the table that people read
 P50: Final = "pickup p50"
 P99: Final = "pickup p99"
 
@@ -90,6 +90,7 @@ _UNITS: Final = {
 }
 _RATES: Final = {vitals.WAL, vitals.MADE, vitals.DONE}
 _SIZES: Final = {vitals.HEAP, vitals.INDEXES}
+_BY_SORT: Final = {vitals.MEMORY, vitals.SHARED_OUT}  # workers, producers and supervisors are told apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +122,10 @@ class Row:
         return f"{self.key.what} of {self.key.whose}: {told} {_UNITS.get(self.key.what, '')}".rstrip()
 
 
-def fifths_of(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Return the samples of each fifth of their time."""
-    begin, end = samples[0].at_s, samples[-1].at_s
-    fifths: list[list[Sample]] = [[] for _ in range(FIFTHS)]
-    for sample in samples:
-        part = int((sample.at_s - begin) / (end - begin) * FIFTHS)
-        fifths[min(part, FIFTHS - 1)].append(sample)
-    return fifths
+def fifths_of(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
+    """Return the samples of each fifth, which begins with the last one of the fifth before."""
+    bounds = [number * (len(samples) - 1) // FIFTHS for number in range(FIFTHS + 1)]
+    return [samples[begin : end + 1] for begin, end in itertools.pairwise(bounds)]
 
 
 def rows_of(samples: Sequence[Sample]) -> list[Row]:
@@ -155,7 +152,7 @@ def pickup_ms(samples: Sequence[Sample], percent: float) -> float:
 
 def pickup_by_minute(samples: Sequence[Sample]) -> list[tuple[float, float]]:
     """Return p50 and p99 of each minute's pickups in ms, after the first fifth; in short runs of less."""
-    warm = [sample for fifth in fifths_of(samples)[EARLY:] for sample in fifth]
+    warm = samples[(len(samples) - 1) // FIFTHS :]
     length_s = min(60.0, (samples[-1].at_s - samples[0].at_s) / 20)
     minutes = itertools.groupby(warm, lambda sample: int((sample.at_s - warm[0].at_s) / length_s))
     begins = [next(minute) for _, minute in minutes]
@@ -168,16 +165,17 @@ def not_flat(rows: Iterable[Row]) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return a table for people: of like things the one that came nearest to its limit; of tables all."""
+    """Return a table for people: of like things the one that came nearest to its limit."""
     head = ["| | | 1st fifth | 2nd | 3rd | 4th | last | may be |", "|---|---|--:|--:|--:|--:|--:|--:|"]
     return "\n".join([*head, *map(_line, _worth_showing(rows))])
 
 
 def _worth_showing(rows: Sequence[Row]) -> Iterator[Row]:
+    totals = {row.key.what: max(row.fifths) for row in rows if row.key.whose == vitals.ALL_TABLES}
     shown: set[tuple[str, str]] = set()
     for row in rows:
         if row.key.what in _SIZES:
-            if max(row.fifths) >= _SHOWN_MB or not row.is_flat:
+            if max(row.fifths) >= _SHOWN * totals.get(row.key.what, 0.0) or not row.is_flat:
                 yield row
         elif _sort_of(row) not in shown:
             shown.add(_sort_of(row))
@@ -186,8 +184,7 @@ def _worth_showing(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _sort_of(row: Row) -> tuple[str, str]:
-    """Return what like things have in common: dead rows, or the memory of workers."""
-    return row.key.what, "" if row.key.what == vitals.DEAD else row.key.whose.rstrip(" 0123456789")
+    return row.key.what, row.key.whose.rstrip(" 0123456789") if row.key.what in _BY_SORT else ""
 
 
 def _line(row: Row) -> str:
