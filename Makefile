@@ -25,6 +25,7 @@ check-fast: ## the same without the slow tests and the other versions
 chaos: ## every fault under load, minutes each, audited, and the fuzzer; ARGS="-k failover", JOBQ_LONG_MINUTES=10
 	@scripts/setup dev
 	@scripts/get-pgbouncer
+	@scripts/get-libfaketime
 	@scripts/get-etcd
 	@scripts/setup patroni .venvs/patroni
 	@JOBQ_LONG=1 $(PYTHON) -m pytest -s -m "slow or fuzz" -p no:randomly -o timeout=3600 \

@@ -40,7 +40,11 @@ _TWO_PHASE = {"max_prepared_transactions": "20"}
 
 class DurableServer(Protocol):
     def __call__(
-        self, *, settings: Mapping[str, str] | None = None, port: int | None = None
+        self,
+        *,
+        settings: Mapping[str, str] | None = None,
+        port: int | None = None,
+        bin_dir: Path | None = None,
     ) -> EmbeddedPostgres: ...
 
 
@@ -97,8 +101,10 @@ def durable_server() -> Iterator[DurableServer]:
     """
     stack = contextlib.ExitStack()
 
-    def start(*, settings: Mapping[str, str] | None = None, port: int | None = None) -> EmbeddedPostgres:
-        server = EmbeddedPostgres(settings={**_TWO_PHASE, **(settings or {})}, port=port)
+    def start(
+        *, settings: Mapping[str, str] | None = None, port: int | None = None, bin_dir: Path | None = None
+    ) -> EmbeddedPostgres:
+        server = EmbeddedPostgres(bin_dir=bin_dir, settings={**_TWO_PHASE, **(settings or {})}, port=port)
         stack.enter_context(server)
         with Databases(server.dsn()) as databases:
             databases.create(APP_DATABASE)

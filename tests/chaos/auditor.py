@@ -326,12 +326,16 @@ _PAYLOADS: Final = """
 select id, args ->> 'token', unique_name, extract(epoch from created_at)::float8 from jobq.job
 where args ? 'token'
 """
+# Jobs of schedules have no token: nobody noted that they were asked for.
 _PLACES: Final = """
-select job_id, 'ready', 'ready', attempt, null::int8, crashes, null::float8 from jobq.ready
-union all select job_id, 'scheduled', 'scheduled', attempt, null, crashes, null from jobq.scheduled
-union all select job_id, 'running', 'running', attempt, worker_id, crashes, null from jobq.running
-union all select job_id, 'finished', state, attempt, worker_id, crashes,
-                 extract(epoch from finished_at)::float8 from jobq.finished
+select p.* from (
+    select job_id, 'ready', 'ready', attempt, null::int8, crashes, null::float8 from jobq.ready
+    union all select job_id, 'scheduled', 'scheduled', attempt, null, crashes, null from jobq.scheduled
+    union all select job_id, 'running', 'running', attempt, worker_id, crashes, null from jobq.running
+    union all select job_id, 'finished', state, attempt, worker_id, crashes,
+                     extract(epoch from finished_at)::float8 from jobq.finished
+) p left join jobq.job j on j.id = p.job_id
+where j.id is null or j.args ? 'token'
 """
 _WORKERS: Final = "select id, extract(epoch from ended_at)::float8 from jobq.worker"
 

@@ -77,12 +77,14 @@ class ProducerNotes:
 
 
 class HandlerNotes:
-    """A line for each start and end, and for what is recorded."""
+    """A line for each start and end, and for what is recorded of the jobs that have told of their start."""
 
     def __init__(self, path: str) -> None:
         self._journal = notes.Journal(path)
+        self._begun: set[int] = set()
 
     def start(self, job: jobq.Job, args: dict[str, Any]) -> None:
+        self._begun.add(job.id)
         self._journal.note(notes.START, token=args["token"], **_fence(job))
 
     def end(self, job: jobq.Job, how: str) -> None:
@@ -92,7 +94,8 @@ class HandlerNotes:
         """Note nothing: what was claimed need not start."""
 
     def settled(self, outcomes: Sequence[jobq.Settled], took_s: float, /) -> None:
-        jobs = [[one.job_id, one.attempt] for one in outcomes if one.outcome == "completed"]
+        ended = [one for one in outcomes if one.outcome == "completed"]
+        jobs = [[one.job_id, one.attempt] for one in ended if one.job_id in self._begun]
         if jobs:
             self._journal.note(notes.RECORDED, jobs=jobs)
 

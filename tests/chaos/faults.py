@@ -41,6 +41,23 @@ def kill_workers(stage: Stage) -> None:
         stage.retire(victim)
 
 
+def kill_started_workers(stage: Stage) -> None:
+    """Kill -9 workers that have begun to work, and no others: however slowly they start, somebody works."""
+    while not stage.is_over():
+        stage.pause(0.3, 1.2)
+        kill_started(stage)
+
+
+def kill_started(stage: Stage) -> PythonProcess:
+    """Kill -9 one worker that has begun to work, and start another in its place."""
+    started = eventually(lambda: [one for one in stage.workers if "works on" in one.output], 60.0)
+    victim = stage.rng.choice(started)
+    victim.kill()
+    stage.count("kill -9")
+    stage.retire(victim)
+    return victim
+
+
 def freeze_workers(stage: Stage) -> None:
     """SIGSTOP a worker for longer than its lease, then SIGCONT: it wakes with jobs that others have."""
     while not stage.is_over():

@@ -21,6 +21,8 @@ import psycopg
 import jobq
 from tests.chaos.books import ProducerLedger, ProducerNotes
 from tests.chaos.ledger import Pace
+from tests.chaos.notes import EPOCH_VARIABLE
+from tests.support.polling import pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,6 +87,7 @@ class Producer:
         self._run_s: Sequence[float] = settings["run_s"]
         self._open_s: Sequence[float] = settings["open_s"]
         self._most: int = settings["many"]
+        self._knows_the_time = EPOCH_VARIABLE not in os.environ  # else its wall clock is wrong
         self._client = jobq.Client(self._dsn, pool_min_size=1, pool_max_size=2)
         self._own: psycopg.Connection | None = None
         self._stopped = False
@@ -108,14 +111,14 @@ class Producer:
             while not self._stopped:
                 wait_s = self._rhythm.wait_s()
                 if wait_s > 0:
-                    time.sleep(min(wait_s, _LONGEST_SLEEP_S))
+                    pause(min(wait_s, _LONGEST_SLEEP_S))
                     continue
                 before = self._acknowledged
                 try:
                     self._rng.choice(actions)()
                 except (jobq.Error, psycopg.Error) as error:
                     self._book.failed(error)
-                    time.sleep(_PAUSE_AFTER_FAILURE_S)
+                    pause(_PAUSE_AFTER_FAILURE_S)
                 self._rhythm.note_made(self._acknowledged - before)
 
     def _stop(self, *_: object) -> None:
@@ -132,8 +135,9 @@ class Producer:
         self._note_made(jobs, self._client.enqueue_many(jobs))
 
     def _later(self) -> None:
-        run_at = datetime.now(UTC) + timedelta(seconds=self._rng.uniform(0.1, 1.0))
-        [job] = self._intend(1, at_once=False, run_at=run_at)
+        wait = timedelta(seconds=self._rng.uniform(0.1, 1.0))
+        when = {"run_at": datetime.now(UTC) + wait} if self._knows_the_time else {"delay": wait}
+        [job] = self._intend(1, at_once=False, **when)
         self._note_made([job], [self._client.enqueue(job.kind, job.args, **job.options)])
 
     def _with_key(self) -> None:
@@ -155,7 +159,7 @@ class Producer:
                 made = self._client.enqueue_many(jobs, tx=connection)
             else:
                 made = [self._by_sql(connection, job) for job in jobs]
-            time.sleep(self._rng.choice(self._open_s))
+            pause(self._rng.choice(self._open_s))
             if not commit:
                 connection.rollback()
         except (jobq.Error, psycopg.Error):

@@ -21,13 +21,15 @@ import psycopg
 
 import jobq
 from tests.chaos.auditor import DOUBLED_KEYS, NOTHING, Allowed, Audit, Case, audit, read_state
-from tests.chaos.notes import ACKNOWLEDGED, INTENT, ROLLED_BACK, Evidence, Journal, read
+from tests.chaos.notes import ACKNOWLEDGED, EPOCH_VARIABLE, INTENT, ROLLED_BACK, Evidence, Journal, read
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from tests.chaos.auditor import State
     from tests.conftest import SpawnPython
+    from tests.support.faketime import Clock
     from tests.support.processes import PythonProcess
 
 ROOT: Final = Path(__file__).parents[2]
@@ -79,7 +81,9 @@ class Stage:
         client: more arguments of the workers' clients.
         sabotage: a fault of jobq's own, see `sabotage`.
         supervised: whether the workers are the processes of one ``jobqctl worker``.
-        clocks: how wrong the wall clocks of the workers are, in turn; see `clocks.set_clock`.
+        clocks: by which the processes go, in turn.
+        ticks: whether the workers have a schedule too, of a job a second.
+        true_times: puts the true times in the place of those that the database says.
         load: what the producers make.
         config: fields of WorkerConfig; times in seconds.
     """
@@ -95,7 +99,9 @@ class Stage:
         client: dict[str, Any] | None = None,
         sabotage: str | None = None,
         supervised: bool = False,
-        clocks: Sequence[dict[str, Any]] = (),
+        clocks: Sequence[Clock] = (),
+        ticks: bool = False,
+        true_times: Callable[[State], State] | None = None,
         load: Load = USUAL,
         **config: Any,
     ) -> None:
@@ -107,8 +113,11 @@ class Stage:
         self._client = client or {}
         self._sabotage = sabotage
         self._supervised = supervised
-        wrong: list[dict[str, Any] | None] = [*clocks]
+        wrong: list[Clock | None] = [*clocks]
         self._clocks = itertools.cycle(wrong or [None])
+        self._epoch = time.time() - time.monotonic()
+        self._ticks = ticks
+        self._true_times = true_times
         self._load = load
         self._config = config
         self._numbers = itertools.count(1)
@@ -133,7 +142,7 @@ class Stage:
             "client": self._client,
             "notes": self._notes("worker"),
             "sabotage": self._sabotage,
-            "clock": next(self._clocks),
+            "ticks": self._ticks,
             "config": self._config,
         }
         process = self._spawn("-m", "tests.chaos.worker", json.dumps(settings), cwd=ROOT, env=self._env())
@@ -190,7 +199,9 @@ class Stage:
         return process
 
     def _env(self) -> dict[str, str]:
-        return {} if self.code is None else {"PYTHONPATH": str(self.code)}
+        env = {} if self.code is None else {"PYTHONPATH": str(self.code)}
+        clock = next(self._clocks)
+        return env if clock is None else {**env, **clock.env, EPOCH_VARIABLE: str(self._epoch)}
 
     def _notes(self, who: str) -> str:
         return str(self.folder / f"{who} {next(self._numbers)}.notes")
@@ -298,6 +309,8 @@ class Stage:
     def audit(self, allowed: Allowed = NOTHING) -> Audit:
         """Reconcile, and print the figures."""
         state = read_state(self.dsn, self.keys_doubled)
+        if self._true_times is not None:
+            state = self._true_times(state)
         verdict = audit(Case(self.evidence(), state, allowed))
         verdict.figures.update(self.counts)
         report(verdict)

@@ -10,15 +10,14 @@ import json
 import logging
 import sys
 import threading
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import jobq
 from tests.chaos.books import HandlerNotes
-from tests.chaos.clocks import set_clock
 from tests.chaos.misbehaviour import misbehave
 from tests.chaos.notes import DONE, RAISED, STOPPED
+from tests.support.polling import pause
 
 if TYPE_CHECKING:
     from tests.chaos.books import HandlerBook
@@ -42,8 +41,8 @@ class SentOnceTooEarlyError(Exception):
     """What a job raises that is to fail the first time."""
 
 
-def make_jobs(book: HandlerBook) -> jobq.Jobs:  # noqa: C901 - three handlers
-    """Return the handlers: on the loop, and in threads."""
+def make_jobs(book: HandlerBook, *, ticks: bool = False) -> jobq.Jobs:  # noqa: C901 - four handlers
+    """Return the handlers: on the loop, and in threads; and a schedule, if it is asked for."""
     jobs = jobq.Jobs()
     if hasattr(jobs, "observe"):  # code of the first version, which a test of upgrades runs, has none
         jobs.observe(book)
@@ -70,7 +69,7 @@ def make_jobs(book: HandlerBook) -> jobq.Jobs:  # noqa: C901 - three handlers
     def thread(job: jobq.Job, args: dict[str, Any]) -> None:
         book.start(job, args)
         try:
-            time.sleep(args["s"])
+            pause(args["s"])
             decide(job, args)
         except BaseException:
             book.end(job, RAISED)
@@ -88,6 +87,13 @@ def make_jobs(book: HandlerBook) -> jobq.Jobs:  # noqa: C901 - three handlers
             raise
         book.end(job, DONE)
 
+    if ticks:
+
+        @jobs.handler("tick")
+        async def tick(job: jobq.Job, args: None) -> None:
+            """Be made by the schedule; nobody asked for it, so it is not noted."""
+
+        jobs.add_periodic("every second", tick, every=timedelta(seconds=1))
     return jobs
 
 
@@ -107,7 +113,7 @@ def _spoil(settings: dict[str, Any], worker: jobq.Worker) -> None:
 
 
 async def _work(settings: dict[str, Any]) -> None:
-    jobs = make_jobs(HandlerNotes(settings["notes"]))
+    jobs = make_jobs(HandlerNotes(settings["notes"]), ticks=settings["ticks"])
     async with jobq.AsyncClient(settings["dsn"], pool_min_size=0, **settings["client"]) as client:
         worker = jobq.Worker(client, jobs, config(settings["config"]))
         _spoil(settings, worker)
@@ -119,8 +125,6 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     threading.current_thread().name = "main"
     settings = json.loads(sys.argv[1])
-    if settings["clock"] is not None:
-        set_clock(settings["clock"])
     asyncio.run(_work(settings))
 
 

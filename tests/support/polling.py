@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import time
 from typing import TYPE_CHECKING, Final, TypeVar, overload
 
@@ -61,3 +62,8 @@ async def eventually_async(
 def _complaint(predicate: object, value: object, timeout_s: float, what: str) -> str:
     name = what or getattr(predicate, "__qualname__", repr(predicate))
     return f"not within {timeout_s:g} s: {name} (last value: {value!r})"
+
+
+def pause(seconds: float) -> None:
+    """Sleep, also under libfaketime: that takes the moment of `time.sleep` for one of another clock."""
+    threading.Event().wait(seconds)
