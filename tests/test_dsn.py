@@ -61,6 +61,9 @@ def test_a_mistake_in_libpqs_environment_is_one_too(monkeypatch: pytest.MonkeyPa
         "gssencmode=require host=h",
         "hostaddr=127.0.0.1 keepalives=0",
         "host=/tmp port=5433",
+        "host=@abstract",
+        "postgresql:///d?host=@abstract,h",
+        "postgresql://u%40x:p%40q@h/d",
     ],
 )
 def test_what_libpq_takes_is_taken(text: str) -> None:

@@ -62,7 +62,7 @@ def connection_string(conninfo: str, *, name: str) -> str:
     given = _read(conninfo)
     if _names_a_password(conninfo, given):
         raise ConfigError(
-            f"the connection string {masked(conninfo)} has an @ too many: write those of the user's name and"
+            f"the connection string {masked(conninfo)} has an @ too many: write those within a name or a"
             " password as %40, for a part of the password would be taken for the host"
         )
     problem = _number_problem(given) or _libpq_problem(given)
@@ -123,7 +123,8 @@ def _names_a_password(conninfo: str, given: dict[str, Any]) -> bool:
     """
     if "://" not in conninfo:
         return False
-    return conninfo.partition("?")[0].count("@") > 1 or "@" in str(given.get("host") or "")
+    hosts = str(given.get("host") or "").split(",")  # one that begins with it is an abstract socket
+    return conninfo.partition("?")[0].count("@") > 1 or any("@" in host[1:] for host in hosts)
 
 
 def _number_problem(given: dict[str, Any]) -> str | None:

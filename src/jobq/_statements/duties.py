@@ -53,8 +53,8 @@ returning id
 # renewal that comes meanwhile must not be shortened.
 EXPIRE: Final = """
 with c as materialized (
-    select now, (extract(epoch from now) * 1000000)::int8 as now_us,
-           timestamptz 'epoch' + $2::int8 * interval '1 microsecond' as since
+    select now, (extract(epoch from now) * 1000000.0)::int8 as now_us,
+           timestamptz 'epoch' + $2::float8 * interval '1 microsecond' as since
     from (select clock_timestamp() as now) o
 ), stamped as (
     update {schema}.worker
@@ -69,7 +69,7 @@ with c as materialized (
         select w.ctid from c, {schema}.worker w where ended_at is null and lease_until < now
            and id <> $1::int8 and now_us <= $3::int8
            and pg_postmaster_start_time() not between now - (lease_until - heartbeat_at) and now
-           and since not between now - (lease_until - heartbeat_at) / 2 and now
+           and since not between now - (lease_until - heartbeat_at) / 2::float8 and now
         for update of w skip locked))
       and ended_at is null and lease_until < (select now from c)
     returning id, name

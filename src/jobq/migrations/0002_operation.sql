@@ -184,8 +184,9 @@ declare
         when run_at > '9999-12-30 00:00:00+00' then 'run_at: before the year 10000'
         when run_at < '0001-01-02 00:00:00+00' then 'run_at: after the year 0'
         when max_attempts is null or max_attempts not between 1 and 32767 then 'max_attempts: 1 to 32767'
-        when pg_catalog.date_part('epoch', timeout) <= 0 then 'timeout: more than 0, or null for no limit'
-        when pg_catalog.date_part('epoch', timeout) > 3155760000 then 'timeout: at most 100 years, or null for no limit'
+        when pg_catalog.date_part('epoch', timeout) <= 0::float8 then 'timeout: more than 0, or null for no limit'
+        when pg_catalog.date_part('epoch', timeout) > 3155760000::float8
+            then 'timeout: at most 100 years, or null for no limit'
         when octet_length(unique_key) = 0 then 'unique_key: not empty, or null for none'
         when jsonb_typeof(meta) <> 'object' then 'meta: a JSON object, or null'
         when octet_length(meta::text) > 16384 then 'meta: at most 16 KiB'
