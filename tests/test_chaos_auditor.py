@@ -108,6 +108,14 @@ def test_a_run_of_a_lost_job_is_not_taken_for_one_of_the_job_that_got_its_id() -
     assert audit(Case(case.evidence, case.state, Allowed(lost_commits=True))).problems == []
 
 
+def test_a_worker_without_a_lease_may_finish_a_start_when_it_wakes_and_one_with_a_lease_may_not() -> None:
+    case = good()
+    case.evidence.runs[0].started_at = 14.5
+    assert audit(case).problems == []
+    case.state.ended_at[W] = 14.4
+    assert "recorded_completions_stay" in audit(case).broken
+
+
 def test_every_promise_has_a_case_that_breaks_it() -> None:
     assert {name for name, _ in BREAKS} == {promise.__name__ for promise in PROMISES}
 

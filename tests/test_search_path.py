@@ -137,8 +137,8 @@ def composed() -> Iterator[tuple[str, str]]:
             chosen = JobFilter(states=[state], **which)
             yield f"list {chosen}", first_text(list_jobs(SCHEMA, chosen, None, 10))
             yield f"count {chosen}", first_text(count_jobs(SCHEMA, chosen, None, 10))
-            for action in (action for action, states in APPLIES_TO.items() if state in states):
-                for when in moments:
+            for action, states in APPLIES_TO.items():
+                for when in moments if state in states else ():
                     settings = Settings(when=when, queue="q", priority=1)
                     run = BulkRun(SCHEMA, action, chosen, Entry(action, {}), settings, 10)
                     for step in ("first", "next"):

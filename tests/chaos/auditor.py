@@ -220,14 +220,19 @@ def completions_are_of_who_ran(case: Case) -> Iterator[object]:
 
 
 def recorded_completions_stay(case: Case) -> Iterator[object]:
-    """What a worker was told to be recorded is recorded, and is not started again."""
+    """What a worker was told to be recorded is recorded, and nobody with a lease starts it again.
+
+    A worker that was frozen in the middle of a start finishes it when it wakes.
+    """
     if case.allowed.lost_commits:
         return
     completed = {(p.job_id, p.attempt) for p in case.state.places if p.state == "completed"}
     yield from (f"job {j} attempt {a} is gone" for j, a in case.evidence.recorded if (j, a) not in completed)
     recorded_at = {job_id: at for (job_id, _), at in case.evidence.recorded.items()}
     for run in case.evidence.runs:
-        if run.started_at > recorded_at.get(run.job_id, run.started_at):
+        at = recorded_at.get(run.job_id, run.started_at)
+        over_at = case.state.ended_at.get(run.worker_id)
+        if run.started_at > at and (over_at is None or over_at > at):
             yield f"job {run.job_id} attempt {run.attempt} began after its end"
 
 

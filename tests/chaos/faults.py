@@ -70,9 +70,14 @@ def freeze_workers(stage: Stage) -> None:
 
 
 def _busy(stage: Stage) -> PythonProcess:
-    """Return a worker that is at work, so that freezing it takes jobs along."""
-    eventually(lambda: stage.sql("select count(*) from jobq.running") != [(0,)], 20.0, what="jobs run")
-    return stage.rng.choice(stage.workers)
+    """Return a worker with a job in its hands, so that freezing it takes jobs along."""
+    held = "select distinct pid from jobq.worker where id in (select worker_id from jobq.running)"
+
+    def busy() -> list[PythonProcess]:
+        pids = {pid for (pid,) in stage.sql(held)}
+        return [worker for worker in stage.workers if worker.pid in pids]
+
+    return stage.rng.choice(eventually(busy, 20.0, what="jobs run"))
 
 
 def stop_workers_in_storms(stage: Stage) -> None:
