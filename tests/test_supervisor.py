@@ -200,6 +200,14 @@ def test_processes_that_worked_and_died_however_often_are_soon_there_again(fake:
     assert min(told[6:]) >= LONGEST_PAUSE_AT_WORK_S / 2
 
 
+def test_one_that_fails_to_start_is_not_held_up_by_deaths_at_work_before(fake: Fake) -> None:
+    supervisor = fake.start(*["claim 0, exit 1"] * 4, "exit 1", "await")
+    supervisor.wait_for_output("waiting")
+    told = [float(pause) for pause in re.findall(r"another one starts in ([\d.]+) s", supervisor.output)]
+    assert told[3] >= 0.4
+    assert told[4] <= 0.1
+
+
 def test_an_application_that_cannot_be_loaded_is_tried_once_and_not_by_every_process(fake: Fake) -> None:
     supervisor = fake.start(f"end {EXIT_CONFIG}", processes=5)
     assert supervisor.wait() == 2

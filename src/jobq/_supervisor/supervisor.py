@@ -94,7 +94,8 @@ class _Place:
     settings: bytes
     child: Child | None = None
     start_at: float = 0.0
-    deaths: int = 0
+    failed_starts: int = 0  # in a row
+    deaths: int = 0  # at work, in a row
 
 
 class Supervisor:
@@ -186,8 +187,8 @@ class Supervisor:
         try:
             place.child = Child(self._command, place.settings)
         except OSError as error:
-            place.deaths += 1
-            pause_s = restart_pause(place.deaths, _RNG)
+            place.failed_starts += 1
+            pause_s = restart_pause(place.failed_starts, _RNG)
             place.start_at = time.monotonic() + pause_s
             logger.warning(
                 "worker process %d cannot be started, next try in %.1f s: %s", place.number, pause_s, error
@@ -329,10 +330,14 @@ class Supervisor:
 
     def _plan_restart(self, place: _Place, child: Child, what: str) -> None:
         now = time.monotonic()
-        was_healthy = bool(child.worker_ids) and now - child.started_at >= HEALTHY_AFTER_S
-        place.deaths = 1 if was_healthy else place.deaths + 1
-        longest_s = LONGEST_PAUSE_AT_WORK_S if child.worker_ids else LONGEST_PAUSE_S
-        pause_s = restart_pause(place.deaths, _RNG, longest_s)
+        if not child.worker_ids:
+            place.failed_starts += 1
+            pause_s = restart_pause(place.failed_starts, _RNG)
+        else:
+            place.failed_starts = 0
+            was_healthy = now - child.started_at >= HEALTHY_AFTER_S
+            place.deaths = 1 if was_healthy else place.deaths + 1
+            pause_s = restart_pause(place.deaths, _RNG, LONGEST_PAUSE_AT_WORK_S)
         place.start_at = now + pause_s
         logger.warning("%s; another one starts in %.1f s", what, pause_s)
 
