@@ -147,6 +147,7 @@ class Histories(RuleBasedStateMachine):
         self.ids = itertools.count(1)
         self.versions = itertools.count(1)
         self.turns = itertools.count(1)
+        self.unordered: set[int] = set()
         self.workers: list[int] = []
         for _ in range(2):
             self._start_worker()
@@ -207,12 +208,17 @@ class Histories(RuleBasedStateMachine):
             if answer.replaced:
                 self._replace(holder, version, priority, turn, is_later=is_later)
 
+    def _place(self, job: Job) -> tuple[int, int, int]:
+        """Return a ready job's place in its lane; those of one call with replacements have no order."""
+        return -job.priority, job.turn, 0 if job.turn in self.unordered else job.id
+
     def _replace(self, job: Job, version: int, priority: int, turn: int, *, is_later: bool) -> None:
         keeps_place = job.table == "ready" and job.priority == priority
         job.version, job.priority = version, priority
         if is_later:
             job.wait()
         elif not keeps_place:
+            self.unordered.add(turn)
             job.ready(turn)
 
     @precondition(lambda self: self.jobs)
@@ -263,10 +269,12 @@ class Histories(RuleBasedStateMachine):
     def claim(self, which: int, limit: int) -> None:
         worker = self.workers[which]
         ready = [job for job in self.jobs.values() if job.table == "ready"]
-        ready.sort(key=lambda job: (-job.priority, job.turn, job.id))
+        ready.sort(key=self._place)
         claimed = self.store.claim(worker, limit)
-        assert [job.job_id for job in claimed] == [job.id for job in ready[:limit]]
-        for row, job in zip(claimed, ready, strict=False):
+        jobs = [self.jobs[row.job_id] for row in claimed]
+        assert all(job.table == "ready" for job in jobs)
+        assert [self._place(job) for job in jobs] == [self._place(job) for job in ready[:limit]]
+        for row, job in zip(claimed, jobs, strict=True):
             job.table, job.worker, job.attempt = "running", worker, job.attempt + 1
             assert (row.attempt, row.failures, row.crashes) == (job.attempt, job.failures, job.crashes)
             assert row.args == f'{{"n": {job.version}}}'
