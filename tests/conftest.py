@@ -85,6 +85,14 @@ def dsn(server: EmbeddedPostgres, databases: Databases, template: str) -> Iterat
     databases.drop(name)
 
 
+@pytest.fixture(scope="module")
+def address(server: EmbeddedPostgres, databases: Databases, template: str) -> Iterator[str]:
+    """The address of a migrated database that one file's tests share: a property has hundreds of examples."""
+    name = databases.create(template=template)
+    yield server.dsn(name)
+    databases.drop(name)
+
+
 @pytest.fixture
 def empty_dsn(server: EmbeddedPostgres, databases: Databases) -> Iterator[str]:
     """The address of a database that is this test's alone, with no schema in it."""

@@ -19,7 +19,6 @@ from tests.support.polling import eventually_async
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from jobq.embedded import Databases, EmbeddedPostgres
 
 NOTHING: Final[Any] = None
 NO_CONFIG: Final[Any] = {}
@@ -28,13 +27,6 @@ NO_CONFIG: Final[Any] = {}
 @dataclass(frozen=True)
 class Args:
     to: str
-
-
-@pytest.fixture(scope="module")
-def address(server: EmbeddedPostgres, databases: Databases, template: str) -> Iterator[str]:
-    name = databases.create(template=template)
-    yield server.dsn(name)
-    databases.drop(name)
 
 
 @pytest.fixture(scope="module")

@@ -38,16 +38,8 @@ from tests.support.odd_objects import UNSTORABLE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jobq.embedded import Databases, EmbeddedPostgres
 
 pytestmark = pytest.mark.fuzz
-
-
-@pytest.fixture(scope="module")
-def address(server: EmbeddedPostgres, databases: Databases, template: str) -> Iterator[str]:
-    name = databases.create(template=template)
-    yield server.dsn(name)
-    databases.drop(name)
 
 
 @pytest.fixture(scope="module")

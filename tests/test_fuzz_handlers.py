@@ -26,7 +26,6 @@ from tests.support.polling import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from jobq.embedded import Databases, EmbeddedPostgres
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.slow]
 
@@ -72,13 +71,6 @@ class RunningWorker:
     def stats(self) -> jobq.WorkerStats:
         assert self._worker is not None
         return self._worker.stats()
-
-
-@pytest.fixture(scope="module")
-def address(server: EmbeddedPostgres, databases: Databases, template: str) -> Iterator[str]:
-    name = databases.create(template=template)
-    yield server.dsn(name)
-    databases.drop(name)
 
 
 @pytest.fixture(scope="module")

@@ -176,7 +176,7 @@ def test_a_worker_that_starts_right_after_an_outage_declares_no_living_worker_de
     server.start()
     newcomer = site.start(lease=lease_s)
     works_at = time.monotonic()
-    # Its own patience lasts for half a lease: then what holds it back is what it asks of the server.
+    # Its own leniency lasts for half a lease: then what holds it back is what it asks of the server.
     patient_s = lease_s / 2 + 0.5
     eventually(lambda: time.monotonic() > works_at + patient_s, 10.0, what="it has looked again and again")
     dead = "select id from jobq.worker where end_reason = 'lease ended'"
@@ -207,7 +207,7 @@ def test_a_worker_that_starts_lets_others_renew_before_it_calls_them_dead(site: 
     eventually(lambda: time.monotonic() > works_at + 1.0, what="it has swept several times")
     assert site.sql("select count(*) from jobq.worker where ended_at is not null") == [(0,)]
     paused.resume()
-    eventually(lambda: time.monotonic() > works_at + 6.5, what="the newcomer's patience is over")
+    eventually(lambda: time.monotonic() > works_at + 6.5, what="the newcomer's leniency is over")
     site.open("a")
     assert site.await_state(job_id, "completed") == ("completed", 1, 0, 0)
     assert len(paused.ids) == 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from jobq._errors import DatabaseError, DatabaseUnavailable, Error
 from jobq._statements.duties import expire, next_orphan, promote, rescue
 from jobq._statements.outcomes import release
-from jobq._worker.patience import Patience
+from jobq._worker.leniency import Leniency
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -127,7 +127,7 @@ class Rescuer:
         self._last_answer_at = time.monotonic()
         # Why the others have not renewed, a worker that has just come cannot know: the database may have
         # been away until now. `EXPIRE` sees that by itself only where the server was started anew.
-        self._patience = Patience()
+        self._leniency = Leniency()
 
     async def run(self) -> None:
         """Rescue until cancelled."""
@@ -157,7 +157,7 @@ class Rescuer:
         """
         await self._link.open()
         if time.monotonic() - self._last_answer_at > self._config.lease.total_seconds() / 2:
-            self._patience.begin()
+            self._leniency.begin()
 
     def _spread(self) -> float:
         identity = self._lease.current
@@ -187,9 +187,9 @@ class Rescuer:
         """Declare over the leases that are, and return those workers' ids and names."""
         current = self._lease.current
         mine = 0 if current is None else current.id
-        latest_us = self._patience.ask()
-        expired = await self._link.run(expire(self._schema, mine, self._patience.since_us, latest_us))
-        if self._patience.see(expired.now_us):
+        latest_us = self._leniency.ask()
+        expired = await self._link.run(expire(self._schema, mine, self._leniency.since_us, latest_us))
+        if self._leniency.see(expired.now_us):
             logger.warning(
                 "the database's clock was stepped forward: leases that look over only since are left to "
                 "their workers for a while. Have its host follow NTP, which does not step once it is right"

@@ -1,4 +1,4 @@
-"""Patience with leases that look over: they may only look so to somebody who cannot know.
+"""Leniency with leases that look over: they may only look so to somebody who cannot know.
 
 A lease is over when the database's clock says so and its worker could have renewed it. Somebody who has
 just come, or to whom the database was away, does not know whether the others could. Nor does
@@ -28,7 +28,7 @@ class _Sight(NamedTuple):
     asked_at: float
 
 
-class Patience:
+class Leniency:
     """What a rescuer must tell the database before it calls leases over. Microseconds since the epoch.
 
     Args:

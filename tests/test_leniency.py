@@ -1,4 +1,4 @@
-"""Patience: what the database's clock may show, when it was stepped, and what a rescuer makes of it."""
+"""Leniency: what the database's clock may show, when it was stepped, and what a rescuer makes of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import jobq
 from jobq._statements import duties
-from jobq._worker.patience import Patience
+from jobq._worker.leniency import Leniency
 from tests.support.inprocess import working
 from tests.support.polling import eventually_async
 from tests.support.storage import Storage
@@ -27,23 +27,23 @@ class Watch:
 
     def __init__(self) -> None:
         self.local_s = 1_000.0
-        self.patience = Patience(lambda: self.local_s)
+        self.leniency = Leniency(lambda: self.local_s)
         self.shown_us = 0
 
     def look(self, after_s: float, shown_us: int, answer_s: float = 0.0) -> bool:
         """Look at the database; return whether a step forward was seen."""
         self.local_s += after_s
-        self.latest_us = self.patience.ask()
+        self.latest_us = self.leniency.ask()
         self.local_s += answer_s
-        return self.patience.see(shown_us)
+        return self.leniency.see(shown_us)
 
 
 def test_who_has_just_come_declares_nothing_and_counts_from_then() -> None:
     watch = Watch()
     assert not watch.look(0, 50 * S)
-    assert (watch.latest_us, watch.patience.since_us) == (0, 50 * S)
+    assert (watch.latest_us, watch.leniency.since_us) == (0, 50 * S)
     assert not watch.look(5, 55 * S)
-    assert (watch.latest_us, watch.patience.since_us) == (56 * S, 50 * S), (
+    assert (watch.latest_us, watch.leniency.since_us) == (56 * S, 50 * S), (
         "and a second more, which is no step"
     )
 
@@ -55,7 +55,7 @@ def test_a_step_forward_is_seen_and_counts_as_a_renewal(step_s: int) -> None:
     stepped_us = (55 + step_s) * S
     assert watch.look(5, stepped_us)
     assert watch.latest_us < stepped_us, "nothing was declared by that look"
-    assert watch.patience.since_us == stepped_us
+    assert watch.leniency.since_us == stepped_us
     assert not watch.look(5, stepped_us + 5 * S), "it is told once"
 
 
@@ -65,7 +65,7 @@ def test_a_slow_answer_is_no_step_but_declares_nothing_that_time() -> None:
     shown_us = 65 * S  # the statement came to the server 10 s late
     assert not watch.look(5, shown_us, answer_s=10)
     assert watch.latest_us < shown_us
-    assert watch.patience.since_us == 50 * S
+    assert watch.leniency.since_us == 50 * S
     assert not watch.look(5, 70 * S)
     assert watch.latest_us >= 70 * S, "the next look may"
 
@@ -81,9 +81,9 @@ def test_a_step_back_is_no_step_forward() -> None:
 def test_after_an_outage_it_begins_anew() -> None:
     watch = Watch()
     watch.look(0, 50 * S)
-    watch.patience.begin()
+    watch.leniency.begin()
     assert not watch.look(100, 150 * S)
-    assert (watch.latest_us, watch.patience.since_us) == (0, 150 * S)
+    assert (watch.latest_us, watch.leniency.since_us) == (0, 150 * S)
 
 
 async def test_a_step_forward_gives_the_living_time_to_renew(
