@@ -252,6 +252,8 @@ def test_s36_a_direct_way_for_the_listener_makes_it_prompt_behind_a_pooler(
 
 def test_s37_four_workers_share_a_transaction_pooler_of_four_connections(site: Site, pooled_dsn: str) -> None:
     workers = [site.start(dsn=pooled_dsn, wait=False, lease=6.0, heartbeat=1.0) for _ in range(4)]
+    for worker in workers:
+        worker.process.wait_for_output("works on")
     with jobq.Client(pooled_dsn) as client:
         for _ in range(10):
             client.enqueue_many([jobq.NewJob("wait", {"s": 0.01})] * 95 + [jobq.NewJob("fail_once", {})] * 5)
