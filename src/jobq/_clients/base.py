@@ -71,6 +71,12 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _checked_dsn(dsn: str) -> str:
+    dsn = str.__str__(dsn)
+    connection_string(dsn, name="jobq")  # a mistake shows now
+    return dsn
+
+
 def _iterable(jobs: object) -> Iterator[NewJob]:
     try:
         return iter(cast("Iterable[NewJob]", jobs))
@@ -153,11 +159,8 @@ class ClientBase(Generic[P, O, C]):
             )
         self.schema: Final = validate_schema_name(schema)
         self.notify: Final = notify
-        self.listen_dsn: Final = listen_dsn
-        for text in (database, listen_dsn):
-            if isinstance(text, str):
-                connection_string(text, name="jobq")  # a mistake shows now
-        self._database: Final = database
+        self.listen_dsn: Final = None if listen_dsn is None else _checked_dsn(listen_dsn)
+        self._database: Final = _checked_dsn(database) if isinstance(database, str) else database
         self._given: Final[P | None] = None if isinstance(database, str) else database
         self._sizes: Final = (pool_min_size, pool_max_size)
         self._args_limit: Final = args_limit_bytes

@@ -61,22 +61,23 @@ def validate_schema_name(schema: str) -> str:
         ConfigError: it is empty, longer than 63 bytes, starts with ``pg_``, or has a quote,
             control character, backslash, percent sign, dollar sign or brace in it.
     """
-    if not (isinstance(cast("object", schema), str) and schema):
+    name = str.__str__(schema) if isinstance(cast("object", schema), str) else ""
+    if not name:
         raise ConfigError(f"schema={shown(schema)}: the name of a PostgreSQL schema, such as 'jobq'")
     try:
-        size = len(schema.encode())
+        size = len(name.encode())
     except UnicodeEncodeError:
         raise ConfigError(f"schema={shown(schema)}: no valid Unicode") from None
     if size > 63:
         raise ConfigError(f"schema={shown(schema)}: {size} bytes; PostgreSQL's names end at 63")
-    if _FORBIDDEN_IN_NAME.search(schema):
+    if _FORBIDDEN_IN_NAME.search(name):
         raise ConfigError(
-            f"schema={schema!r}: a schema's name has no quotes, control characters, backslashes, "
+            f"schema={name!r}: a schema's name has no quotes, control characters, backslashes, "
             "or any of % $ { } in it"
         )
-    if schema.startswith("pg_"):
-        raise ConfigError(f"schema={schema!r}: PostgreSQL keeps names that start with pg_ for itself")
-    return schema
+    if name.startswith("pg_"):
+        raise ConfigError(f"schema={name!r}: PostgreSQL keeps names that start with pg_ for itself")
+    return name
 
 
 def all_migrations() -> tuple[Migration, ...]:
