@@ -22,10 +22,17 @@ W, V = 7, 8  # two workers
 
 
 def good() -> Case:
-    """Two jobs of one key, the first begun by two workers since the lease of one was over, and a third."""
+    """Two jobs of one key, the first begun by two workers since the lease of one was over, and two others.
+
+    The last one was made as f, and g took its place before its start; h came too late for that.
+    """
     evidence = Evidence(
-        keys={"a": "key", "b": "key", "c": None, "d": None, "e": None},
-        made={"a": 1, "b": 2},
+        keys={"a": "key", "b": "key", "c": None, "d": None, "e": None, "f": "k", "g": "k", "h": "k"},
+        made={"a": 1, "b": 2, "f": 4},
+        held={"h": 4},
+        replaced={"g": 4},
+        asked_at={"a": 8.9, "b": 14.9, "c": 9.0, "d": 9.0, "e": 9.0, "f": 9.0, "g": 9.5, "h": 10.4},
+        told_at={"a": 9.1, "b": 15.1, "f": 9.2, "g": 9.7, "h": 10.6},
         rolled_back={"c"},
         runs=[
             Run(1, 1, W, 100, "a", 10.0, 16.0, STOPPED),
@@ -35,20 +42,37 @@ def good() -> Case:
         recorded={(1, 2): 14.2, (2, 1): 16.2},
     )
     state = State(
-        payloads=[Payload(1, "a", "key", 9.0), Payload(2, "b", "key", 15.0), Payload(3, "d", None, 9.0)],
+        payloads=[
+            Payload(1, "a", "key", 9.0),
+            Payload(2, "b", "key", 15.0),
+            Payload(3, "d", None, 9.0),
+            Payload(4, "g", "k", 9.1),
+        ],
         places=[
             Place(1, "finished", "completed", 2, V, 1, 14.1),
             Place(2, "finished", "completed", 1, V, 0, 16.1),
             Place(3, "finished", "completed", 1, V, 0, 12.0),
+            Place(4, "finished", "completed", 1, V, 0, 11.0),
         ],
         ended_at={W: 12.0, V: None},
     )
     evidence.runs.append(Run(3, 1, V, 101, "d", 11.0, 11.9, DONE))
+    evidence.runs.append(Run(4, 1, V, 101, "g", 10.2, 10.9, DONE))
     return Case(evidence, state)
 
 
 def change(case: Case, index: int, **fields: Any) -> None:
     case.state.places[index] = case.state.places[index]._replace(**fields)
+
+
+def run_and_keep(case: Case, token: str) -> None:
+    """Have the last job run and stored as one version, after another was told to have taken its place."""
+    case.evidence.runs[-1].token = token
+    store(case, -1, token=token)
+
+
+def store(case: Case, index: int, **fields: Any) -> None:
+    case.state.payloads[index] = case.state.payloads[index]._replace(**fields)
 
 
 BREAKS: Final[list[tuple[str, Callable[[Case], object]]]] = [
@@ -78,16 +102,22 @@ BREAKS: Final[list[tuple[str, Callable[[Case], object]]]] = [
     ("keys_are_held_once", lambda c: c.state.keys_doubled.add("key")),
     ("keys_are_held_once", lambda c: setattr(c.evidence.runs[2], "started_at", 14.05)),
     ("keys_are_held_once", lambda c: change(c, 0, finished_at=None)),
+    ("acknowledged_jobs_exist", lambda c: c.evidence.replaced.update(g=99)),
+    ("replacements_are_as_told", lambda c: setattr(c.evidence.runs[-1], "token", "f")),
+    ("replacements_are_as_told", lambda c: store(c, 3, token="f")),
+    ("replacements_are_as_told", lambda c: store(c, 3, token="h")),
+    ("replacements_are_as_told", lambda c: run_and_keep(c, "f")),
 ]
 
 
 def test_a_good_case_breaks_nothing_and_its_figures_are_right() -> None:
     verdict = audit(good())
     assert verdict.problems == []
-    assert verdict.figures["acknowledged"] == 2
+    assert verdict.figures["acknowledged"] == 3
+    assert (verdict.figures["keys held"], verdict.figures["replaced"]) == (1, 1)
     assert verdict.figures["rolled back"] == 1
     assert (verdict.figures["in doubt"], verdict.figures["of those made"]) == (2, 1)
-    assert (verdict.figures["completed"], verdict.figures["starts"], verdict.figures["crashes"]) == (3, 4, 1)
+    assert (verdict.figures["completed"], verdict.figures["starts"], verdict.figures["crashes"]) == (4, 5, 1)
     assert verdict.figures["s longest gap between starts"] == 2.5
     assert longest_gap_s([]) == 0.0
 
@@ -164,6 +194,7 @@ def test_without_faults_nothing_is_broken(spawn_python: SpawnPython, dsn: str, t
         ("naive marks", only_wait, Load(), {"nothing_is_stranded"}),
         ("no rescuer", faults.kill_workers, Load(), {"nothing_is_left_running"}),
         ("rescue of the living", only_wait, Load(run_s=(0.3, 1.0)), {"valid_leases_never_overlap"}),
+        ("replaced arguments", only_wait, Load(), {"replacements_are_as_told"}),
     ],
 )
 def test_a_jobq_that_is_broken_is_found_out(

@@ -11,6 +11,7 @@ say that its lease was over before the second run began.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -121,7 +122,7 @@ def acknowledged_jobs_exist(case: Case) -> Iterator[object]:
     if case.allowed.lost_commits:
         return
     there = {payload.job_id for payload in case.state.payloads}
-    told = {**case.evidence.made, **case.evidence.held}
+    told = {**case.evidence.made, **case.evidence.held, **case.evidence.replaced}
     yield from (f"job {job_id}" for job_id in told.values() if job_id not in there)
 
 
@@ -255,6 +256,26 @@ def keys_are_held_once(case: Case) -> Iterator[object]:
                 yield f"{key}: job {after.job_id} beside {before.job_id}"
 
 
+def replacements_are_as_told(case: Case) -> Iterator[object]:
+    """A job runs with what it was given last, which is what it is stored with: no claimed one is replaced.
+
+    Nothing is stored that was told to have no effect, and nothing whose place was taken later.
+    """
+    if case.allowed.lost_commits:
+        return
+    evidence = case.evidence
+    stored = {payload.job_id: payload.token for payload in case.state.payloads}
+    for run in evidence.runs:
+        if stored.get(run.job_id, run.token) != run.token:
+            yield f"job {run.job_id} ran as {run.token} and is stored as {stored[run.job_id]}"
+    yield from (f"{t} was told to be held, and is there" for t in evidence.held.keys() & set(stored.values()))
+    for token, job_id in evidence.replaced.items():
+        kept = stored.get(job_id, token)
+        # of those that were under way together nobody was told the order
+        if evidence.told_at.get(kept, math.inf) < evidence.asked_at[token]:
+            yield f"job {job_id} is stored as {kept}, and was replaced by {token}"
+
+
 PROMISES: Final = (
     acknowledged_jobs_exist,
     rolled_back_jobs_never_were,
@@ -268,6 +289,7 @@ PROMISES: Final = (
     completions_are_of_who_ran,
     recorded_completions_stay,
     keys_are_held_once,
+    replacements_are_as_told,
 )
 
 
@@ -309,6 +331,7 @@ def _figures(case: Case) -> dict[str, float]:
         "acknowledged": len(evidence.made),
         "rolled back": len(evidence.rolled_back),
         "keys held": len(evidence.held),
+        "replaced": len(evidence.replaced),
         "in doubt": len(evidence.doubtful),
         "of those made": len(evidence.doubtful & stored),
         "refused calls": sum(evidence.refusals.values()),

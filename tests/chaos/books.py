@@ -61,12 +61,12 @@ class ProducerNotes:
         self._journal = notes.Journal(path)
 
     def intend(self, jobs: Sequence[jobq.NewJob]) -> None:
-        self._journal.note(notes.INTENT, jobs=[[token_of(job), job.options.get("unique")] for job in jobs])
+        self._journal.note(notes.INTENT, jobs=[[token_of(job), _key_of(job)] for job in jobs])
 
     def made(self, jobs: Sequence[jobq.NewJob], told: Sequence[jobq.Enqueued]) -> None:
         pairs = zip(jobs, told, strict=True)
         self._journal.note(
-            notes.ACKNOWLEDGED, jobs=[[token_of(job), one.id, one.inserted] for job, one in pairs]
+            notes.ACKNOWLEDGED, jobs=[[token_of(job), one.id, _answer_of(one)] for job, one in pairs]
         )
 
     def rolled_back(self, jobs: Sequence[jobq.NewJob]) -> None:
@@ -111,7 +111,8 @@ class ProducerLedger:
 
     def made(self, jobs: Sequence[jobq.NewJob], told: Sequence[jobq.Enqueued]) -> None:
         self._ledger.add(ledger.MADE, [one.id for one in told if one.inserted])
-        self._ledger.add(ledger.HELD, [one.id for one in told if not one.inserted])
+        self._ledger.add(ledger.REPLACED, [one.id for one in told if one.replaced])
+        self._ledger.add(ledger.HELD, [one.id for one in told if not (one.inserted or one.replaced)])
 
     def rolled_back(self, jobs: Sequence[jobq.NewJob]) -> None:
         self._ledger.add(ledger.ROLLED_BACK, [0] * len(jobs))
@@ -150,6 +151,18 @@ def token_of(job: jobq.NewJob) -> str:
     """Return the name that a job bears in its arguments, by which it is known whatever its id."""
     token: str = job.args["token"]  # type: ignore[index]  # a producer makes no others
     return token
+
+
+def _key_of(job: jobq.NewJob) -> str | None:
+    unique = job.options.get("unique")
+    return unique if unique is None or isinstance(unique, str) else unique.key
+
+
+def _answer_of(told: jobq.Enqueued) -> str:
+    if told.inserted:
+        return notes.MADE
+    # code of the first version, which a test of upgrades runs, replaces nothing
+    return notes.REPLACED if getattr(told, "replaced", False) else notes.HELD
 
 
 def _fence(job: jobq.Job) -> dict[str, int]:

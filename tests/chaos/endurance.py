@@ -21,7 +21,17 @@ from jobq.embedded import Databases
 from tests.chaos import reckoning
 from tests.chaos.auditor import Audit, Problem
 from tests.chaos.flatness import EARLY, not_flat, pickup_by_minute, rows_of, table
-from tests.chaos.ledger import COMPLETED, HELD, MADE, ROLLED_BACK, STARTED, Pace, Totals, read_ledgers
+from tests.chaos.ledger import (
+    COMPLETED,
+    HELD,
+    MADE,
+    REPLACED,
+    ROLLED_BACK,
+    STARTED,
+    Pace,
+    Totals,
+    read_ledgers,
+)
 from tests.chaos.stage import DRAIN_S, PATH, ROOT, SEED, WORKERS, Load, report
 from tests.chaos.vitals import DONE, Vitals
 from tests.support.polling import eventually
@@ -238,6 +248,7 @@ class Endurance:
             "acknowledged": made[MADE].count,
             "rolled back": made[ROLLED_BACK].count,
             "keys held": made[HELD].count,
+            "replaced": made[REPLACED].count,
             "completed": done[COMPLETED].count,
             "starts": done[STARTED].count,
             "ticks": len(books.ticks),

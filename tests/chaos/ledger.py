@@ -28,9 +28,10 @@ STARTED: Final = "started"  # jobs whose handler was started, once for each star
 RAISED: Final = "raised"  # those of which it did not return
 COMPLETED: Final = "completed"  # those of which a worker was told that their completion is recorded
 HELD: Final = "held"  # enqueues that were told that another job holds their key
+REPLACED: Final = "replaced"  # those that took the place of what that job had been given
 ROLLED_BACK: Final = "rolled back"
 REFUSED: Final = "refused"  # calls that failed
-_NAMES: Final = (MADE, STARTED, RAISED, COMPLETED, HELD, ROLLED_BACK, REFUSED)
+_NAMES: Final = (MADE, STARTED, RAISED, COMPLETED, HELD, REPLACED, ROLLED_BACK, REFUSED)
 
 _A_DOUBLING: Final = 16  # buckets, so that a latency is known to 4 %
 _SHORTEST_S: Final = 1e-5

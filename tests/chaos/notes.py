@@ -28,6 +28,10 @@ START: Final = "start"
 END: Final = "end"
 RECORDED: Final = "recorded"
 
+MADE: Final = "made"  # what a call was told to have done
+HELD: Final = "held"
+REPLACED: Final = "replaced"
+
 DONE: Final = "done"  # how a run ended: returned, raised, or was told to stop
 RAISED: Final = "raised"
 STOPPED: Final = "stopped"
@@ -73,6 +77,8 @@ class Evidence:
         keys: every job that a producer wanted to make, by its token, with its unique key if any.
         made: those of which it was told that they exist: their id.
         held: those of which it was told that another job holds their key: that one's id.
+        replaced: those of which it was told that they took the place of what that job had been given.
+        asked_at, told_at: when each one's call was made, and when its answer was there.
         rolled_back: those whose transaction was rolled back, or broke before its commit was sent.
         runs: every start of a handler, in the order of time.
         recorded: completions (job, attempt) of which a worker was told that they are recorded, and when.
@@ -82,6 +88,9 @@ class Evidence:
     keys: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     made: dict[str, int] = field(default_factory=dict[str, int])
     held: dict[str, int] = field(default_factory=dict[str, int])
+    replaced: dict[str, int] = field(default_factory=dict[str, int])
+    asked_at: dict[str, float] = field(default_factory=dict[str, float])
+    told_at: dict[str, float] = field(default_factory=dict[str, float])
     rolled_back: set[str] = field(default_factory=set[str])
     runs: list[Run] = field(default_factory=list[Run])
     recorded: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
@@ -91,7 +100,7 @@ class Evidence:
     @property
     def doubtful(self) -> set[str]:
         """Those about which nothing is known: the answer to their commit was lost."""
-        return self.keys.keys() - self.made.keys() - self.held.keys() - self.rolled_back
+        return self.keys.keys() - self.told_at.keys() - self.rolled_back
 
 
 def read(folder: Path) -> Evidence:
@@ -128,11 +137,14 @@ def _read_producer(evidence: Evidence, note: dict[str, Any]) -> None:
     what = note["what"]
     if what == INTENT:
         evidence.keys.update(note["jobs"])
+        evidence.asked_at.update((token, note["at"]) for token, _ in note["jobs"])
     elif what == ROLLED_BACK:
         evidence.rolled_back.update(note["jobs"])
     elif what == ACKNOWLEDGED:
         evidence.made_at.append(note["at"])
-        for token, job_id, inserted in note["jobs"]:
-            (evidence.made if inserted else evidence.held)[token] = job_id
+        answers = {MADE: evidence.made, HELD: evidence.held, REPLACED: evidence.replaced}
+        for token, job_id, answer in note["jobs"]:
+            answers[answer][token] = job_id
+            evidence.told_at[token] = note["at"]
     elif what == FAILED:
         evidence.refusals[note["error"]] = evidence.refusals.get(note["error"], 0) + 1

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tests.chaos.books import ProducerBook
 
 KEYS: Final = 8  # few, so that they are held most of the time
+REPLACED_KEYS: Final = 2
+_REPLACED_WAIT_S: Final = (0.0, 0.05, 0.3, 1.0)  # most jobs that are to be replaced wait for it
 PRIORITIES: Final = (5, 0, 0, 0, -5)
 _PAUSE_AFTER_FAILURE_S: Final = 0.05
 _ANSWER_S: Final = 10.0  # a connection of the application's own gives up so, by its own settings
@@ -106,6 +108,8 @@ class Producer:
             self._with_key,
             self._later,
         ]
+        if hasattr(jobq, "Unique"):  # code of the first version, which a test of upgrades runs, has none
+            actions += [self._replacing, self._replacing, self._replacing_in_transaction]
         with self._client:
             print("PRODUCES", flush=True)  # noqa: T201 - the stage waits for it
             while not self._stopped:
@@ -144,21 +148,28 @@ class Producer:
         [job] = self._intend(1, unique=f"key {self._rng.randrange(KEYS)}")
         self._note_made([job], [self._client.enqueue(job.kind, job.args, **job.options)])
 
+    def _replacing(self) -> None:
+        job = self._intend_replacement()
+        self._note_made([job], [self._client.enqueue(job.kind, job.args, **job.options)])
+
+    def _replacing_in_transaction(self) -> None:
+        self._write_in_transaction([self._intend_replacement()], commit=self._rng.random() < 0.7)
+
     def _in_transaction(self) -> None:
-        self._write_in_transaction(commit=True)
+        self._write_in_transaction(self._intend_some(), commit=True)
 
     def _rolled_back(self) -> None:
-        self._write_in_transaction(commit=False)
+        self._write_in_transaction(self._intend_some(), commit=False)
 
-    def _write_in_transaction(self, *, commit: bool) -> None:
-        """Write some jobs and keep the transaction open for a while, so that they commit out of order."""
+    def _write_in_transaction(self, jobs: Sequence[jobq.NewJob], *, commit: bool) -> None:
+        """Write jobs and keep the transaction open for a while, so that they commit out of order."""
         connection = self._connection()
-        jobs = self._intend(self._rng.randint(1, 4), at_once=False)
+        by_sql = all("unique" not in job.options for job in jobs) and self._rng.random() < 0.5
         try:
-            if self._rng.random() < 0.5:
-                made = self._client.enqueue_many(jobs, tx=connection)
-            else:
+            if by_sql:
                 made = [self._by_sql(connection, job) for job in jobs]
+            else:
+                made = self._client.enqueue_many(jobs, tx=connection)
             pause(self._rng.choice(self._open_s))
             if not commit:
                 connection.rollback()
@@ -193,6 +204,16 @@ class Producer:
         assert row is not None
         return jobq.Enqueued(row[0], inserted=row[1])
 
+    def _intend_some(self) -> list[jobq.NewJob]:
+        return self._intend(self._rng.randint(1, 4), at_once=False)
+
+    def _intend_replacement(self) -> jobq.NewJob:
+        """Return a job that takes the place of the one that holds its key, if that has never been claimed."""
+        unique = jobq.Unique(f"replaced {self._rng.randrange(REPLACED_KEYS)}", on_conflict="replace")
+        wait = timedelta(seconds=self._rng.choice(_REPLACED_WAIT_S))
+        [job] = self._intend(1, at_once=False, unique=unique, delay=wait)
+        return job
+
     def _intend(self, count: int, *, at_once: bool = True, **options: Any) -> list[jobq.NewJob]:
         jobs = [self._job(options, time.time() if at_once else None) for _ in range(count)]
         self._book.intend(jobs)
@@ -221,5 +242,15 @@ class Producer:
         self._book.made(jobs, told)
 
 
+def main() -> None:
+    """Run the producer that the command line describes."""
+    settings = json.loads(sys.argv[1])
+    if settings.get("sabotage") is not None:  # it knows jobq's insides, which older code does not have
+        from tests.chaos import sabotage
+
+        sabotage.apply_to_producer(settings["sabotage"])
+    Producer(settings).run()
+
+
 if __name__ == "__main__":
-    Producer(json.loads(sys.argv[1])).run()
+    main()

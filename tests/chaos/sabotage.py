@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from jobq._marks import LaneMarks
 from jobq._statements import duties as _duties
+from jobq._statements import enqueue_unique as _enqueue_unique
 from jobq._statements import outcomes as _outcomes
 
 if TYPE_CHECKING:
@@ -57,14 +58,33 @@ def _rescue_the_living(worker: jobq.Worker) -> None:
     _duties.RESCUE = _duties.RESCUE.replace("where ended_at is null", "where false")  # type: ignore[misc]
 
 
-SABOTAGE: Final = {
+_REWRITE: Final = "where j.ctid = moved.job_tid and"
+
+
+def _keep_replaced_arguments() -> None:
+    """A replacement is acknowledged, and leaves the arguments as they were."""
+    assert _REWRITE in _enqueue_unique.ENQUEUE_REPLACE, "the statement has changed, and this sabotage is none"
+    _enqueue_unique.ENQUEUE_REPLACE = _enqueue_unique.ENQUEUE_REPLACE.replace(  # type: ignore[misc]
+        _REWRITE, f"{_REWRITE} false and"
+    )
+
+
+OF_WORKERS: Final = {
     "no fence": _remove_fence,
     "naive marks": _make_marks_naive,
     "no rescuer": _stop_rescuer,
     "rescue of the living": _rescue_the_living,
 }
+OF_PRODUCERS: Final = {"replaced arguments": _keep_replaced_arguments}
 
 
-def apply(name: str, worker: jobq.Worker) -> None:
-    """Make a fault, before the worker runs."""
-    SABOTAGE[name](worker)
+def apply_to_worker(name: str, worker: jobq.Worker) -> None:
+    """Make a fault, before the worker runs, if it is one of workers."""
+    if name in OF_WORKERS:
+        OF_WORKERS[name](worker)
+
+
+def apply_to_producer(name: str) -> None:
+    """Make a fault, before the producer runs, if it is one of producers."""
+    if name in OF_PRODUCERS:
+        OF_PRODUCERS[name]()

@@ -21,7 +21,16 @@ import psycopg
 
 import jobq
 from tests.chaos.auditor import DOUBLED_KEYS, NOTHING, Allowed, Audit, Case, audit, read_state
-from tests.chaos.notes import ACKNOWLEDGED, EPOCH_VARIABLE, INTENT, ROLLED_BACK, Evidence, Journal, read
+from tests.chaos.notes import (
+    ACKNOWLEDGED,
+    EPOCH_VARIABLE,
+    INTENT,
+    MADE,
+    ROLLED_BACK,
+    Evidence,
+    Journal,
+    read,
+)
 from tests.support.polling import eventually
 
 if TYPE_CHECKING:
@@ -167,7 +176,7 @@ class Stage:
         self._journal.note(INTENT, jobs=[[token, None]])
         with jobq.Client(self.dsn, pool_min_size=0, pool_max_size=1) as client:
             made = client.enqueue(kind, {"token": token, "s": 0.0, **args})
-        self._journal.note(ACKNOWLEDGED, jobs=[[token, made.id, True]])
+        self._journal.note(ACKNOWLEDGED, jobs=[[token, made.id, MADE]])
         return made.id
 
     def make_in(self, connection: psycopg.Connection, count: int) -> dict[str, int]:
@@ -182,7 +191,7 @@ class Stage:
     def note_decided(self, jobs: dict[str, int], *, made: bool) -> None:
         """Note what became of the transaction that wrote these jobs."""
         if made:
-            self._journal.note(ACKNOWLEDGED, jobs=[[token, job_id, True] for token, job_id in jobs.items()])
+            self._journal.note(ACKNOWLEDGED, jobs=[[token, job_id, MADE] for token, job_id in jobs.items()])
         else:
             self._journal.note(ROLLED_BACK, jobs=list(jobs))
 
@@ -191,6 +200,7 @@ class Stage:
         settings = {
             "dsn": self.producer_dsn,
             "notes": self._notes("producer"),
+            "sabotage": self._sabotage,
             "seed": self.rng.random(),
             **self._load._asdict(),
         }

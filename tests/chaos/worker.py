@@ -109,7 +109,7 @@ def _spoil(settings: dict[str, Any], worker: jobq.Worker) -> None:
     if settings["sabotage"] is not None:  # it knows jobq's insides, which older code does not have
         from tests.chaos import sabotage
 
-        sabotage.apply(settings["sabotage"], worker)
+        sabotage.apply_to_worker(settings["sabotage"], worker)
 
 
 async def _work(settings: dict[str, Any]) -> None:
