@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,7 @@ import psycopg
 import pytest
 from yaml import safe_load as parse_yaml
 
+import jobq
 from jobq import _statements
 from jobq._statements.bulk import APPLIES_TO
 from jobq._statements.bulk_sql import WRITERS, Settings
@@ -34,6 +36,8 @@ from jobq._statements.filter import Query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from jobq.embedded import EmbeddedPostgres
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -67,7 +71,9 @@ def blocks_of(path: Path) -> Iterator[Block]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(
+    tmp_path: Path, dsn: str, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """Make a folder with the application ``myapp``, and be in it with its database in the environment."""
     (tmp_path / "myapp").mkdir()
     (tmp_path / "myapp" / "__init__.py").touch()
@@ -75,7 +81,8 @@ def place(tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATABASE_URL", dsn)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    programs = [str(Path(program).parent) for program in (sys.executable, server.program("psql"))]
+    monkeypatch.setenv("PATH", os.pathsep.join([*programs, os.environ["PATH"]]))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT / "src")]))
     yield tmp_path
     for name in [name for name in sys.modules if name.partition(".")[0] == "myapp"]:
@@ -101,14 +108,7 @@ def run_block(block: Block, path: Path, namespace: dict[str, Any], runner: async
         else:
             exec(code, namespace)
     elif block.language == "sh":
-        ran = subprocess.run(
-            ["bash", "-eo", "pipefail", "-c", block.text],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert ran.returncode == 0, f"{where}: exit code {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
+        run_shell(block.text, where)
     elif block.language == "sql":
         with psycopg.connect(dsn) as connection:
             connection.execute(block.text.encode())
@@ -116,6 +116,33 @@ def run_block(block: Block, path: Path, namespace: dict[str, Any], runner: async
         assert _PARSERS[block.language](block.text), where
     else:
         assert block.language in _SHOWN_ONLY, f"{where}: {block.language!r} is neither run nor only shown"
+
+
+def run_shell(text: str, where: str) -> None:
+    ran = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", text],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, f"{where}: exit code {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
+
+
+@pytest.mark.usefixtures("place")
+def test_what_a_clock_that_was_ahead_has_put_off_comes_now_by_the_command_and_nothing_else(
+    dsn: str, db: psycopg.Connection
+) -> None:
+    with jobq.Client(dsn) as client:
+        retried, snoozed, _meant = (client.enqueue("report", delay=timedelta(days=1)).id for _ in range(3))
+        soon = client.enqueue("report", delay=timedelta(seconds=50)).id
+    for job_id, reason in [(retried, "retry"), (snoozed, "snooze"), (soon, "retry")]:
+        db.execute("update jobq.scheduled set reason = %s where job_id = %s", [reason, job_id])
+    path = ROOT / "docs" / "operation.md"
+    [block] = [block for block in blocks_of(path) if "the clock was ahead" in block.text]
+    run_shell(block.text, path.name)
+    due = db.execute("select job_id from jobq.scheduled where run_at <= now() order by job_id").fetchall()
+    assert due == [(retried,), (snoozed,)]
 
 
 @pytest.mark.parametrize("path", [*DOCS, ROOT / "README.md", ROOT / "DESIGN.md"], ids=lambda path: path.stem)
