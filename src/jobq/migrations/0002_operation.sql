@@ -4,6 +4,10 @@
 -- cancel what runs, retention, and a log of who did what. All of it is small and off the hot path; code
 -- of version 1 goes on beside it without knowing of it.
 
+-- Every table that is altered below, in the order in which enqueues and claims take them: with another one first,
+-- each of them holds what the migration waits for and waits for what it has.
+lock table {schema}.job, {schema}.scheduled, {schema}.unique_key, {schema}.worker in access exclusive mode;
+
 -- A leader's lease. One row, made once and updated a few times a minute by one process: no hot row, and
 -- no session lock, so that it works through a transaction pooler and a frozen process cannot keep it.
 -- The term grows with each election; every write of a leader asks for its own, and locks the row with
