@@ -182,7 +182,7 @@ def test_a_plan_that_a_migration_has_outdated_costs_one_call(
 
 
 def test_endless_texts_are_not_all_prepared(client: jobq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobq._clients.direct._MAX_PREPARED", 5)
+    monkeypatch.setattr("jobq._direct._MAX_PREPARED", 5)
     for n in range(10):
         assert client._run(ask(f"select $1::int4 + {n}", 1)) == [(1 + n,)]
     assert prepared(client) == 5

@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 from jobq import Client, JobFilter
 from jobq._doctor import CHECKS, Context, Finding, Level, server, tables
 from jobq._operation import in_schema
-from jobq._postgres import SyncSession
+from jobq._sessions import SyncSession
 from jobq.cli.app import app
 
 if TYPE_CHECKING:

@@ -245,7 +245,7 @@ def test_a_leader_that_freezes_in_its_transaction_does_not_keep_the_row(
         while "for key share" not in call.sql:
             call = operation.send(frozen.call(call) if began else frozen.sql(call.sql))
             began = True
-        assert frozen.session._execute(call) == [(1,)]
+        assert frozen.session.connection.execute_call(call) == [(1,)]
         end_term(store)
         assert elected(store, 2) is None
         eventually(lambda: elected(store, 2), 5.0, what="the server ends its session")

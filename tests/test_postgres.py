@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import random
 import threading
-import time
 from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -17,30 +15,26 @@ import pytest
 import sqlalchemy
 import sqlalchemy.exc
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row, tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 import jobq
 from jobq._driver_errors import first_line, is_transient, map_error, sqlstate_of
-from jobq._operation import Call, atomic
+from jobq._operation import Call
 from jobq._postgres import (
     CONNECTION_DEFAULTS,
-    AsyncSession,
-    SyncSession,
     connection_string,
     execute,
     is_broken,
     reconnect_delay,
     sync_cursor,
 )
-from tests.support.polling import eventually, eventually_async
+from tests.support.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from jobq._operation import Operation, Rows
-    from tests.support.proxy import TcpProxy
 
 
 def one(call: Call) -> Operation[Rows]:
@@ -217,147 +211,6 @@ def test_what_may_succeed_when_it_is_sent_again_is_known(error: Exception, trans
     assert is_transient(mapped.value) is transient
 
 
-# -- dedicated connections -------------------------------------------------------------------------
-
-
-def test_a_session_says_who_it_is_and_what_it_will_not_wait_for(dsn: str) -> None:
-    session = SyncSession.open(dsn, schema="jobq", name="jobq test", plan_settings=True)
-    try:
-        names = "application_name", "statement_timeout", "lock_timeout", "enable_seqscan", "TimeZone"
-        shown = {name: session.run(one(Call(f"show {name}")))[0][0] for name in names}
-        assert shown == {
-            "application_name": "jobq test",
-            "statement_timeout": "25s",
-            "lock_timeout": "10s",
-            "enable_seqscan": "off",
-            "TimeZone": "UTC",
-        }
-        assert not session.pooled
-    finally:
-        session.close()
-
-
-def test_behind_a_pooler_a_session_sets_and_prepares_nothing(pooled_dsn: str, dsn: str) -> None:
-    session = SyncSession.open(pooled_dsn, schema="jobq", name="jobq test", plan_settings=True)
-    try:
-        assert session.pooled
-        for n in range(20):
-            assert session.run(one(Call("select $1::int4", (n,)))) == [(n,)]
-        assert session.run(one(Call("show enable_seqscan"))) == [("on",)]
-        assert session.run(one(Call("select count(*) from pg_prepared_statements"))) == [(0,)]
-    finally:
-        session.close()
-
-
-@pytest.mark.matrix
-async def test_clients_go_through_a_transaction_pooler(pooled_dsn: str, dsn: str) -> None:
-    async def work(client: jobq.AsyncClient, n: int) -> None:
-        for _ in range(10):
-            await client.enqueue("k", {"n": n})
-            await client.enqueue("k", {"n": n}, unique=f"{n}")
-            await client.enqueue_many([jobq.NewJob("k", {})] * 3)
-
-    async with jobq.AsyncClient(pooled_dsn, pool_max_size=8) as client:
-        await asyncio.gather(*(work(client, n) for n in range(8)))
-    with jobq.Client(pooled_dsn) as sync_client:
-        for n in range(20):
-            sync_client.enqueue("k", {"n": n})
-    with psycopg.connect(dsn) as connection:
-        assert connection.execute("select count(*) from jobq.job").fetchone() == (8 * (10 + 1 + 30) + 20,)
-
-
-def test_a_silent_server_is_given_up_in_time(proxy: TcpProxy) -> None:
-    session = SyncSession.open(proxy.dsn, schema="jobq", name="test", time_limit_s=0.3)
-    started = time.monotonic()
-    proxy.silence()
-    with pytest.raises(jobq.DatabaseUnavailable, match="no answer within"):
-        session.run(one(Call("select 1")))
-    assert time.monotonic() - started < 5
-    assert session.closed
-    with pytest.raises(jobq.DatabaseUnavailable):
-        session.run(one(Call("select 1")))
-
-
-async def test_a_silent_server_is_given_up_in_time_by_the_loop_too(proxy: TcpProxy) -> None:
-    session = await AsyncSession.open(proxy.dsn, schema="jobq", name="test", time_limit_s=0.3)
-    started = time.monotonic()
-    proxy.silence()
-    with pytest.raises(jobq.DatabaseUnavailable, match="no answer within"):
-        await session.run(one(Call("select 1")))
-    assert time.monotonic() - started < 5
-    assert session.closed
-
-
-def _interrupted() -> Operation[None]:
-    yield Call("insert into jobq.unique_key values (decode(repeat('00', 16), 'hex'), 1, 1)")
-    raise ZeroDivisionError
-
-
-async def test_an_operation_that_breaks_off_in_its_transaction_leaves_nothing_open(
-    dsn: str, db: psycopg.Connection[Any]
-) -> None:
-    sync = SyncSession.open(dsn, schema="jobq", name="test")
-    with pytest.raises(ZeroDivisionError):
-        sync.run(atomic(_interrupted()))
-    session = await AsyncSession.open(dsn, schema="jobq", name="test")
-    with pytest.raises(ZeroDivisionError):
-        await session.run(atomic(_interrupted()))
-    with jobq.Client(dsn) as client:
-        with pytest.raises(ZeroDivisionError):
-            client._run(atomic(_interrupted()))
-        client.enqueue("k", {})
-    async with jobq.AsyncClient(dsn) as async_client:
-        with pytest.raises(ZeroDivisionError):
-            await async_client._run(atomic(_interrupted()))
-        await async_client.enqueue("k", {})
-    assert sync.closed
-    assert session.closed
-    assert db.execute("select count(*) from jobq.unique_key").fetchone() == (0,)
-
-
-async def test_a_session_runs_one_operation_at_a_time(dsn: str) -> None:
-    session = await AsyncSession.open(dsn, schema="jobq", name="test")
-    order: list[str] = []
-
-    def operation(name: str) -> Operation[None]:
-        for step in range(3):
-            yield Call("select pg_sleep(0.01)")
-            order.append(f"{name}{step}")
-
-    await asyncio.gather(*(session.run(operation(name)) for name in "abc"))
-    await session.close()
-    assert order == [f"{name}{step}" for name in "abc" for step in range(3)]
-
-
-def is_active(connection: psycopg.AsyncConnection[Any]) -> bool:
-    return connection.info.transaction_status is TransactionStatus.ACTIVE
-
-
-async def test_a_session_that_is_closed_is_freed_only_when_nobody_waits_in_it(dsn: str) -> None:
-    """Else psycopg goes on with memory that is gone, once the descriptor is another connection's."""
-    session = await AsyncSession.open(dsn, schema="jobq", name="test")
-    for _ in range(10):
-        waiting = [asyncio.create_task(session.run(one(Call("select pg_sleep(20)")))) for _ in range(2)]
-        await eventually_async(functools.partial(is_active, session.connection))
-        async with asyncio.timeout(5.0):
-            await session.close()
-            following = await AsyncSession.open(dsn, schema="jobq", name="test")
-            ended = await asyncio.gather(*waiting, return_exceptions=True)
-        assert session.closed
-        assert [type(error) for error in ended] == [jobq.DatabaseUnavailable] * 2
-        session = following
-    await session.close()
-
-
-def test_a_session_that_cannot_connect_says_so_and_is_not_left_open(proxy: TcpProxy, dsn: str) -> None:
-    proxy.refuse()
-    with pytest.raises(jobq.DatabaseUnavailable):
-        SyncSession.open(proxy.dsn, schema="jobq", name="test")
-    with pytest.raises(jobq.ConfigError):
-        SyncSession.open("nonsense", schema="jobq", name="test")
-    assert proxy.connections == 0
-
-
 # -- connections that die --------------------------------------------------------------------------
 
 
@@ -383,6 +236,23 @@ def test_a_notification_is_no_farewell(
         db.execute("select pg_notify('c', %s)", [f"{n}"])
     assert not is_broken(connection)
     assert connection.execute("select 1").fetchone() == (1,)
+
+
+@pytest.mark.matrix
+async def test_clients_go_through_a_transaction_pooler(pooled_dsn: str, dsn: str) -> None:
+    async def work(client: jobq.AsyncClient, n: int) -> None:
+        for _ in range(10):
+            await client.enqueue("k", {"n": n})
+            await client.enqueue("k", {"n": n}, unique=f"{n}")
+            await client.enqueue_many([jobq.NewJob("k", {})] * 3)
+
+    async with jobq.AsyncClient(pooled_dsn, pool_max_size=8) as client:
+        await asyncio.gather(*(work(client, n) for n in range(8)))
+    with jobq.Client(pooled_dsn) as sync_client:
+        for n in range(20):
+            sync_client.enqueue("k", {"n": n})
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("select count(*) from jobq.job").fetchone() == (8 * (10 + 1 + 30) + 20,)
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["own-pool", "given-pool"])

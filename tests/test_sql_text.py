@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from psycopg import errors
 
 import jobq
-from jobq._clients.direct import OwnAsyncConnection, OwnConnection
 from jobq._clients.migrate import migration_script
+from jobq._direct import OwnAsyncConnection, OwnConnection
 from jobq._statements.claim import CLAIM
 from jobq._statements.duties import NEXT_ORPHAN
 from jobq._statements.enqueue import ENQUEUE_ONE, enqueue_sql

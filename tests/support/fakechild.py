@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jobq._postgres import SyncSession
+from jobq._sessions import SyncSession
 from jobq._statements.duties import Registration, register
 from jobq._worker.started import ENTRIES, StartedJobs
 

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from jobq._marks import LaneMarks
-from jobq._postgres import SyncSession
+from jobq._sessions import SyncSession
 from jobq._statements.claim import Claimed, claim, refresh
 from jobq._statements.duties import Registration, register
 from jobq._statements.enqueue import JobRow, enqueue_many

@@ -15,7 +15,8 @@ from jobq._bench.meter import server_cpu_s
 from jobq._bench.workload import DrainReply
 from jobq._marks import LaneMarks
 from jobq._operation import run
-from jobq._postgres import SyncSession, execute, sync_cursor
+from jobq._postgres import execute, sync_cursor
+from jobq._sessions import SyncSession
 from jobq._statements.claim import claim, refresh
 from jobq._statements.duties import Registration, register
 from jobq._statements.outcomes import complete

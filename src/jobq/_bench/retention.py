@@ -28,7 +28,8 @@ from jobq._bench.rates import rate_result
 from jobq._bench.result import Cost, Floor, Result, Spread, ratios
 from jobq._bench.workload import DrainReply
 from jobq._operation import run as run_operation
-from jobq._postgres import SyncSession, execute, sync_cursor
+from jobq._postgres import execute, sync_cursor
+from jobq._sessions import SyncSession
 from jobq._statements.duties import Registration, register
 from jobq._statements.leader import elect
 from jobq._statements.retention import BATCH, Walk, read_retention, remove_finished, rules

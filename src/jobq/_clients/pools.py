@@ -21,7 +21,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from jobq._clients.direct import OwnAsyncConnection, OwnConnection
+from jobq._direct import OwnAsyncConnection, OwnConnection
 from jobq._postgres import is_broken
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jobq._errors import Error
-from jobq._postgres import SyncSession, reconnect_delay
+from jobq._postgres import reconnect_delay
+from jobq._sessions import SyncSession
 from jobq._statements.duties import at_crash_limit, end, rescue
 from jobq._statements.outcomes import release
 

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Final
 
 from jobq._errors import Error
 from jobq._operation import Call, Operation
-from jobq._postgres import TIME_LIMIT_S, SyncSession, reconnect_delay
+from jobq._postgres import reconnect_delay
+from jobq._sessions import TIME_LIMIT_S, SyncSession
 from jobq._statements.duties import Registration, end, register, renew
 from jobq._statements.outcomes import release
 from jobq._worker.exit_codes import EXIT_BLOCKED

@@ -7,7 +7,8 @@ import random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jobq._errors import DatabaseUnavailable
-from jobq._postgres import AsyncSession, break_connection, reconnect_delay
+from jobq._postgres import break_connection, reconnect_delay
+from jobq._sessions import AsyncSession
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

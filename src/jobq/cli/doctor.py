@@ -12,7 +12,7 @@ import click
 from jobq._doctor import CHECKS, Context, Finding, Level
 from jobq._errors import DatabaseUnavailable, Error
 from jobq._operation import Call
-from jobq._postgres import SyncSession
+from jobq._sessions import SyncSession
 from jobq._statements.schema import check_schema, validate_schema_name
 from jobq.cli.common import DSN_OPTION, EXIT_FAILED, SCHEMA_OPTION, explain_errors, require_dsn
 from jobq.cli.escapes import safe

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from jobq._errors import ConfigError
-from jobq._postgres import SyncSession
+from jobq._sessions import SyncSession
 from jobq._statements.schema import check_schema, validate_schema_name
 from jobq._supervisor.supervisor import Supervisor
 from jobq._worker.config import DEFAULT_SLOTS

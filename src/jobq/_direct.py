@@ -1,4 +1,4 @@
-"""The connections of a client's own pool: statements go to libpq past psycopg's cursors.
+"""jobq's own connections, of clients and of workers: statements go to libpq past psycopg's cursors.
 
 After each wait for a commit everything is cold, and a call of Python's costs eight times what it does in
 a loop. A statement through a cursor runs 30 Python functions, here 5: 21 µs of the client's CPU against
@@ -82,6 +82,13 @@ class Direct:
         self.statements.clear()
         self._on_server = None
 
+    def keep(self, *, prepares: bool) -> None:
+        """Take the connection as nobody else's: nothing is prepared but what was prepared here."""
+        self.forget()
+        self._read_encoding()
+        self._on_server = set()
+        self._prepares = prepares
+
     def send(self, statement: _Statement, call: Call) -> None:
         """Send a call's statement, which is in autocommit."""
         if statement.name is not None:
@@ -141,8 +148,7 @@ class Direct:
 
     def _look_around(self) -> PQGen[set[bytes]]:
         """Learn how the connection is set now, and which statements of ours the server has."""
-        self._encoding = self._connection.info.encoding
-        self._is_utf8 = self._encoding == "utf-8"
+        self._read_encoding()
         self._prepares = self._connection.prepare_threshold is not None
         if not self._prepares:
             return set()
@@ -150,9 +156,13 @@ class Direct:
         result = self._checked((yield from generators.execute(self._pgconn)))
         return {result.get_value(row, 0) or b"" for row in range(result.ntuples)}
 
+    def _read_encoding(self) -> None:
+        self._encoding = self._connection.info.encoding
+        self._is_utf8 = self._encoding == "utf-8"
+
 
 class OwnConnection(psycopg.Connection[Any]):
-    """A connection of a Client's own pool; for others it is psycopg's."""
+    """A connection of our own; for others it is psycopg's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -177,7 +187,7 @@ class OwnConnection(psycopg.Connection[Any]):
 
 
 class OwnAsyncConnection(psycopg.AsyncConnection[Any]):
-    """A connection of an AsyncClient's own pool; for others it is psycopg's."""
+    """A connection of our own; for others it is psycopg's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
