@@ -122,6 +122,8 @@ def array_literal(values: Sequence[Any]) -> str:
     Args:
         values: strings, numbers, booleans, bytes, datetimes with zone, or ``None`` for NULL.
     """
+    if set(map(type, values)) == {int}:  # ids, attempts, marks: half the price or less
+        return "{" + str(list(values))[1:-1] + "}"
     return "{" + ",".join(map(_element, values)) + "}"
 
 

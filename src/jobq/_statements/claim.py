@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 # The worker's own row is part of the claim: one whose lease was declared over gets nothing, even
 # if it does not know yet. `left join`: a job whose payload is missing must end, not wait for ever;
-# and lateral, with a limit: joined directly, `job` is read whole when ANALYZE saw it empty.
+# and lateral, with a limit: joined directly, `job` is read whole when ANALYZE saw it empty. Sorted before the
+# payload comes: there is less to move (a twentieth of the claim), and nothing left for the outer sort.
 # $10: the server that registered the worker. A standby that took its part over may lack its last claims and
 # give their ids out again; claimed there by the same worker, a job would bear the fence of what still runs.
 # $8, $9: of the jobs that a worker has died with, those with fewer crashes than $8, any number of them;
@@ -56,7 +57,8 @@ with s as materialized (
 select x.job_id, j.kind, x.queue, x.priority, least(x.attempt, 2147483646) + 1, x.failures, x.crashes,
        j.max_attempts, j.timeout_s, date_part('epoch', j.created_at), j.meta::text, j.tags,
        j.args::text, coalesce(j.expires_at <= statement_timestamp(), false)
-from x left join lateral (select * from {{schema}}.job where id = x.job_id limit 1) j on true
+from (select * from x order by priority desc, xid, job_id) x
+left join lateral (select * from {{schema}}.job where id = x.job_id limit 1) j on true
 order by x.priority desc, x.xid, x.job_id
 """
 

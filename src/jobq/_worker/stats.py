@@ -74,8 +74,7 @@ class Counters:
 
     def count(self, outcomes: Sequence[Outcome]) -> None:
         """Count recorded outcomes."""
-        for outcome in outcomes:
-            self.outcomes[name_of_outcome(outcome)] += 1
+        self.outcomes.update(map(name_of_outcome, outcomes))
 
     def note_database_away(self) -> bool:
         """Remember that the database is away; ``True`` the first time, when it is worth a line."""
