@@ -1,12 +1,17 @@
-"""The values that jobq hands to its users: what a job is, was, and became."""
+"""The values that jobq hands to its users: what a job is, was, and became.
+
+They are msgspec's structs, and not frozen dataclasses, for one is made in 0.06 µs and not in 1, which in a
+bulk enqueue counts; and the classes themselves cost an import nothing.
+"""
 
 from __future__ import annotations
 
 import enum
 import threading
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, cast, final
+
+import msgspec
 
 from jobq._documents import read_document
 from jobq._errors import ArgumentsDecodeError
@@ -40,8 +45,7 @@ _MAKING_A_FLAG: Final = threading.Lock()
 _TERMINAL: Final = frozenset({JobState.COMPLETED, JobState.DISCARDED, JobState.CANCELLED})
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
+class Enqueued(msgspec.Struct, frozen=True, gc=False):
     """What an enqueue did.
 
     Attributes:
@@ -56,8 +60,7 @@ class Enqueued:
     replaced: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptError:
+class AttemptError(msgspec.Struct, frozen=True):
     """How one attempt of a job ended badly.
 
     Attributes:
@@ -83,8 +86,7 @@ class AttemptError:
     omitted: int
 
 
-@dataclass(frozen=True, slots=True)
-class JobInfo:
+class JobInfo(msgspec.Struct, frozen=True):
     """A job as the database shows it at one moment.
 
     A job that SQL or another language made may hold what Python's usual types do not. Then, in ``args``,

@@ -10,8 +10,9 @@ recorded what became of them. It changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+import msgspec
 
 from jobq._errors import Error, MiddlewareError, Signal
 from jobq._kinds.jobtype import NewJob
@@ -86,8 +87,7 @@ class EnqueueMiddleware(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True, gc=False):
     """What was recorded of one attempt.
 
     Attributes:

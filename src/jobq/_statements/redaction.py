@@ -10,6 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from jobq._errors import ConfigError
 from jobq._kinds.options import check_kind
 from jobq._kinds.unique import UNIQUE_NAME_LENGTH
@@ -80,7 +82,7 @@ class Redactions:
         key = info.unique_key
         if key is not None:
             key = secrets.out_of(key, is_cut=len(key) >= UNIQUE_NAME_LENGTH)
-        return replace(
+        return structs.replace(
             info,
             args=redaction.document(info.args),
             meta=meta if isinstance(meta, dict) else {},
@@ -93,7 +95,9 @@ class Redactions:
         """Return a job's errors as they may be shown; ``info`` is the job as it is, not as it is shown."""
         secrets = self._secrets(info)
         return [
-            replace(error, message=secrets.out_of(error.message), traceback=secrets.out_of(error.traceback))
+            structs.replace(
+                error, message=secrets.out_of(error.message), traceback=secrets.out_of(error.traceback)
+            )
             for error in errors
         ]
 

@@ -109,7 +109,7 @@ def print_table(
 
 
 def print_json(value: object) -> None:
-    """Print a value as one JSON document: dataclasses as objects, times in ISO 8601, every digit.
+    """Print a value as one JSON document: dataclasses and structs as objects, times in ISO 8601, every digit.
 
     Workers' ids are texts.
     """
@@ -123,8 +123,9 @@ def document(value: object, *, indent: int | None = None) -> str:
 
 
 def _as_json(value: Any) -> object:
-    if dataclasses.is_dataclass(value):
-        members = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    names = _names_of(value)
+    if names:
+        members = {name: getattr(value, name) for name in names}
         for name in ("worker_id", *(("id",) if isinstance(value, WorkerInfo) else ())):
             if members.get(name) is not None:
                 members[name] = str(members[name])  # of 62 bits: JavaScript would round it
@@ -138,6 +139,12 @@ def _as_json(value: Any) -> object:
     if isinstance(value, msgspec.Raw):
         return bytes(value).decode()
     raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+def _names_of(value: Any) -> Iterable[str]:
+    if isinstance(value, msgspec.Struct):
+        return value.__struct_fields__
+    return [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else ()
 
 
 def _is_utf8(stream: TextIO) -> bool:
