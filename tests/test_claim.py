@@ -12,9 +12,8 @@ import pytest
 from jobq._marks import LaneMarks, Range
 from jobq._statements.claim import claim, refresh
 from jobq._statements.duties import Registration, register, rescue
-from jobq._statements.enqueue import enqueue_many
 from jobq._statements.outcomes import settle
-from tests.support.storage import SCHEMA, Storage, job_row, join_all, settlement
+from tests.support.storage import SCHEMA, Storage, enqueue_rows, job_row, join_all, settlement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -198,7 +197,7 @@ def test_a_claim_brings_the_payload_and_the_counters(store: Storage) -> None:
         job_row(kind="mail", args='{"to": "ü"}', max_attempts=3, timeout_s=1.5, expires_at=future),
         job_row(meta='{"trace": 1}', tags='{a,"b c"}', timeout_s=None, expires_at=past),
     ]
-    made = store.run(enqueue_many(SCHEMA, rows, notify=True))
+    made = store.run(enqueue_rows(rows, notify=True))
     store.sql("update jobq.ready set attempt = 5, failures = 2, crashes = 1 where job_id = %s", made[0].id)
     mail, noop = store.claim(WORKER)
     assert mail._replace(created=None) == (

@@ -32,6 +32,11 @@ class Args:
     to: str
 
 
+@dataclass
+class Note:
+    text: str
+
+
 def verbs(client: type) -> dict[str, Any]:
     """Return what each colour says in its own way; what both inherit is the same."""
     found = inspect.getmembers(client, inspect.isfunction)
@@ -99,6 +104,16 @@ async def test_enqueue_many_answers_in_input_order(dsn: str) -> None:
             info = await client.get(enqueued[n].id)
             assert (info.args, info.kind, info.priority) == ({"n": n}, f"kind-{n % 3}", n % 19 - 9)
         assert await client.enqueue_many([]) == []
+
+
+@pytest.mark.parametrize("args_type", [Note, dict])
+async def test_line_breaks_and_quotes_come_back_from_a_bulk_call(dsn: str, args_type: type[Any]) -> None:
+    texts = ["a\nb", "\\n", '"', "\r\n\t", "\u2028\x85\x0b", "", "{}", "ü\\"]
+    kind: jobq.JobType[Any] = jobq.JobType("note", args_type)
+    async with jobq.AsyncClient(dsn) as client:
+        enqueued = await client.enqueue_many(jobq.NewJob(kind, args_type(text=text)) for text in texts)
+        assert len(enqueued) == len(texts)
+        assert [(await client.get(job.id)).args for job in enqueued] == [{"text": text} for text in texts]
 
 
 async def test_s50_a_key_twice_in_one_bulk_call_maps_to_the_kept_job(dsn: str) -> None:

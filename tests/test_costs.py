@@ -15,9 +15,9 @@ from jobq._marks import LaneMarks
 from jobq._statements.cancel import cancel_job
 from jobq._statements.claim import claim, refresh
 from jobq._statements.duties import promote, renew
-from jobq._statements.enqueue import enqueue_many, enqueue_one
+from jobq._statements.enqueue import enqueue_one
 from jobq._statements.outcomes import complete, settle
-from tests.support.storage import BOOM, SCHEMA, Storage, hold, job_row, settlement
+from tests.support.storage import BOOM, SCHEMA, Storage, enqueue_rows, hold, job_row, settlement
 from tests.test_plans import explain
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def hits_of_hot_statements(store: Storage) -> dict[str, int]:
     row, marks = job_row(), LaneMarks()
     found = {
         "enqueue": hits(store, hold(enqueue_one(SCHEMA, row, notify=True))),
-        "enqueue many": hits(store, hold(enqueue_many(SCHEMA, [row] * (3 * BATCH - 1), notify=True))),
+        "enqueue many": hits(store, hold(enqueue_rows([row] * (3 * BATCH - 1), notify=True))),
         "refresh": hits(store, hold(refresh(SCHEMA, "default", marks.ranges(), 0.0))),
         "claim": hits(store, hold(claim(SCHEMA, "default", marks.ranges(), BATCH, WORKER))),
     }

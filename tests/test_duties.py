@@ -20,7 +20,6 @@ from jobq._statements.bulk_sql import Settings
 from jobq._statements.cancel import Cancellation, cancel_job
 from jobq._statements.control import apply_requests
 from jobq._statements.duties import discarded, end, expire, next_orphan, promote, renew, rescue
-from jobq._statements.enqueue import enqueue_many
 from jobq._statements.filter import JobFilter
 from jobq._statements.leader import Term, elect
 from jobq._statements.locks import limit_lock_waits, lock_holders
@@ -33,6 +32,7 @@ from tests.support.storage import (
     BOOM,
     SCHEMA,
     Storage,
+    enqueue_rows,
     hold,
     in_background,
     job_row,
@@ -609,7 +609,7 @@ class Crowd:
         rows = [
             job_row(unique_key=key, unique_name=key.hex(), delay_s=rng.choice([None, 0.01])) for key in keys
         ]
-        return sum(made.inserted for made in store.run(enqueue_many(SCHEMA, rows, notify=True)))
+        return sum(made.inserted for made in store.run(enqueue_rows(rows, notify=True)))
 
     def cancel(self, store: Storage, rng: random.Random) -> int:
         return self._attempt(store, self._cancel(self._any(store, rng)))
@@ -740,7 +740,7 @@ def test_s73_opposite_orders_for_a_minute_do_not_deadlock(store: Storage) -> Non
     ("module", "name", "order"),
     [
         (jobq._statements.outcomes, "SETTLE", "    order by r.tid\n"),
-        (jobq._statements.enqueue_unique, "ENQUEUE_UNIQUE", "from fit order by key\n"),
+        (jobq._statements.enqueue_unique, "ENQUEUE_UNIQUE", "from fit order by unique_key\n"),
     ],
     ids=["settle", "unique keys"],
 )
@@ -750,7 +750,7 @@ def test_s73_without_its_order_the_same_crowd_deadlocks(
     statement: str = getattr(module, name)
     assert statement.count(order) == 1
     unordered = order.split("order by", maxsplit=1)[0] + "\n"
-    statement = statement.replace(order, unordered).replace("not is_held order by key", "not is_held")
+    statement = statement.replace(order, unordered).replace("not is_held order by unique_key", "not is_held")
     monkeypatch.setattr(module, name, statement)
     with pytest.raises(DatabaseError, match="deadlock detected"):
         contend(store, 40.0)

@@ -17,9 +17,9 @@ from jobq._clients import base as _client_base
 from jobq._kinds.jobtype import prepare
 from jobq._kinds.options import DEFAULTS
 from jobq._operation import run
-from jobq._statements.enqueue import enqueue_many, enqueue_one, notify_channel
+from jobq._statements.enqueue import enqueue_one, notify_channel
 from jobq._statements.enqueue_unique import MAX_UNIQUE_ROUNDS
-from tests.support.storage import SCHEMA, Storage, in_background, job_row, join_all
+from tests.support.storage import SCHEMA, Storage, enqueue_rows, in_background, job_row, join_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,12 +188,12 @@ def test_a_column_with_and_without_values_keeps_each_items_own(store: Storage) -
         job_row(timeout_s=None if n % 2 else float(n + 1), meta=None if n % 3 else f'{{"n": {n}}}')
         for n in range(50)
     ]
-    made = store.run(enqueue_many(SCHEMA, rows, notify=False))
+    made = store.run(enqueue_rows(rows, notify=False))
     stored: dict[int, str] = dict(store.sql("select id, (timeout_s, meta::text)::text from jobq.job"))
-    shown = {job.id: (row.timeout_s, row.meta) for job, row in zip(made, rows, strict=True)}
-    for job_id, (timeout_s, meta) in shown.items():
-        limit = "" if timeout_s is None else f"{timeout_s:g}"
-        document = "" if meta is None else '"' + meta.replace('"', '""') + '"'
+    shown = {job.id: row.options for job, row in zip(made, rows, strict=True)}
+    for job_id, options in shown.items():
+        limit = "" if options.timeout_s is None else f"{options.timeout_s:g}"
+        document = "" if options.meta is None else '"' + options.meta.replace('"', '""') + '"'
         assert stored[job_id] == f"({limit},{document})"
 
 
@@ -291,8 +291,7 @@ def test_calls_with_the_same_keys_in_opposite_orders_do_not_deadlock(dsn: str) -
 def test_a_key_whose_holder_rolls_back_goes_to_who_waited(dsn: str, store: Storage) -> None:
     with psycopg.connect(dsn) as other, jobq.Client(dsn) as client, Storage(dsn) as waiter:
         client.enqueue("k", {"n": 1}, unique="u", tx=other)
-        _, text, options = prepare("k", {"n": 2}, {"unique": "u"}, DEFAULTS)
-        row = job_row(args=text, unique_key=options.unique_key, unique_name=options.unique_name)
+        row = prepare("k", {"n": 2}, {"unique": "u"}, DEFAULTS)
         operation = enqueue_one(SCHEMA, row, notify=False)
         with in_background(store, waiter.pid, lambda: waiter.run(operation)) as results:
             other.rollback()
@@ -311,7 +310,7 @@ def test_a_key_that_is_lost_again_and_again_is_given_up_with_a_conflict() -> Non
 
     row = job_row(unique_key=bytes(16), unique_name="u")
     with pytest.raises(jobq.JobConflict, match="try the enqueue again"):
-        run(enqueue_many(SCHEMA, [row], notify=False), lose)
+        run(enqueue_rows([row], notify=False), lose)
     assert asked == 2 * MAX_UNIQUE_ROUNDS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 import jobq
 from jobq._json.encode import encode
-from jobq._json.flat import flat_writer
+from jobq._json.flat import FlatWriter, flat_writer
 
 LIMIT = 1_000_000
 
@@ -80,18 +81,40 @@ class Mapping(dict[str, int]):
     number: int
 
 
+def writer(cls: type) -> FlatWriter:
+    found = flat_writer(cls)
+    assert found is not None
+    return found
+
+
 @given(st.text(), st.integers(), st.booleans(), st.none() | st.text())
 def test_the_document_is_the_same_or_left_to_the_long_way(
     text: str, number: int, flag: bool, maybe: str | None
 ) -> None:
-    write = flat_writer(Flat)
-    assert write is not None
     args = Flat(text, number, flag, maybe)
-    document = write(args, LIMIT)
+    document = writer(Flat).one(args, LIMIT)
     if document is None:
         assert "\0" in f"{text}{maybe}" or not f"{text}{maybe}".isprintable()
     else:
         assert document == encode(args)
+
+
+@given(st.lists(st.builds(Flat, st.text(), st.integers(), st.booleans(), st.none() | st.text()), min_size=1))
+def test_many_are_written_as_each_is_or_left_to_the_long_way(many: list[Flat]) -> None:
+    documents = [writer(Flat).one(args, LIMIT) for args in many]
+    assert writer(Flat).many(many, LIMIT) == (None if None in documents else documents)
+
+
+@given(
+    st.recursive(
+        st.text() | st.integers() | st.none(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=10,
+    )
+)
+def test_no_document_has_a_bare_line_break_which_stands_between_documents_on_their_way(value: object) -> None:
+    with contextlib.suppress(jobq.ArgumentsEncodeError):
+        assert "\n" not in encode(value)
 
 
 @pytest.mark.parametrize("cls", [Flat, One, Child])
@@ -136,19 +159,20 @@ def test_all_others_are_not(cls: object) -> None:
     ],
 )
 def test_what_does_not_fit_goes_the_long_way_and_is_refused_there(args: object) -> None:
-    write = flat_writer(type(args))
-    assert write is not None
-    assert write(args, LIMIT) is None
+    assert writer(type(args)).one(args, LIMIT) is None
+    assert writer(type(args)).many([args], LIMIT) is None
     with pytest.raises(jobq.ArgumentsEncodeError):
         jobq.JobType("k", type(args)).encode(args)
 
 
 def test_a_subclass_and_a_document_over_the_limit_go_the_long_way() -> None:
-    write = flat_writer(One)
-    assert write is not None
-    assert write(Child("a", 1), LIMIT) is None
+    one, many = writer(One)
+    assert one(Child("a", 1), LIMIT) is None
+    assert many([One("a"), Child("a", 1)], LIMIT) is None
     size = len(encode(One("ü")).encode())
-    assert write(One("ü"), size) == '{"text":"ü"}'
-    assert write(One("ü"), size - 1) is None
+    assert one(One("ü"), size) == '{"text":"ü"}'
+    assert one(One("ü"), size - 1) is None
+    assert many([One("ü"), One("u")], size) == ['{"text":"ü"}', '{"text":"u"}']
+    assert many([One("u"), One("ü")], size - 1) is None
     with pytest.raises(jobq.ArgumentsEncodeError, match=f"has {size} bytes and may have {size - 1}"):
         jobq.JobType("k", One).encode(One("ü"), size - 1)

@@ -19,6 +19,7 @@ from jobq._kinds.backoff import DEFAULT_BACKOFF, ConstantBackoff
 from jobq._kinds.jobs import Handler, Jobs
 from jobq._kinds.jobtype import JobType, NewJob, prepare, prepare_many
 from jobq._kinds.options import DEFAULTS
+from jobq._kinds.unique import Unique
 from jobq._types import AttemptError, Job
 from tests.support.process_handlers import in_process
 
@@ -548,17 +549,53 @@ class TestPrepare:
 
     def test_a_handler_is_a_kind(self) -> None:
         handler: Handler[EmailArgs, int] = Jobs().handler("k", priority=1)(crunch)
-        assert prepare(handler, EmailArgs("a"), {}, DEFAULTS)[2].priority == 1
+        assert prepare(handler, EmailArgs("a"), {}, DEFAULTS).options.priority == 1
 
     def test_many_jobs_in_their_order(self) -> None:
         jobs: list[NewJob] = [
             NewJob(self.KIND, EmailArgs("a"), unique="x"),
             NewJob("other", [1], priority=1),
         ]
-        assert [(kind, text) for kind, text, _ in prepare_many(iter(jobs), DEFAULTS)] == [
-            ("send_email", '{"to":"a"}'),
-            ("other", "[1]"),
-        ]
+        kinds, args, options = prepare_many(jobs, DEFAULTS)
+        assert (kinds, args) == (("send_email", "other"), ('{"to":"a"}', "[1]"))
+        assert [one.priority for one in options] == [2, 1]
+
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            KIND,
+            JobType("k", EmailArgs, unique="x"),
+            JobType("k", EmailArgs, unique=Unique(by_args=True)),
+            JobType("k", StructArgs),
+        ],
+        ids=["flat", "one key", "a key each", "not flat"],
+    )
+    @pytest.mark.parametrize(
+        ("odd", "options"),
+        [
+            (EmailArgs("b"), {}),
+            (EmailArgs("b"), {"queue": "other", "meta": {"a": 1}}),
+            (LongEmailArgs("b", "c"), {}),
+        ],
+        ids=["alike", "options", "a subclass"],
+    )
+    def test_many_are_prepared_as_each_of_them_is(
+        self, kind: JobType[Any], odd: EmailArgs, options: dict[str, Any]
+    ) -> None:
+        make: Any = kind.args_type
+        last = odd if make is EmailArgs else StructArgs("b")
+        jobs = [NewJob(kind, make(to)) for to in ("a", 'ü\n"\\', "")] + [NewJob(kind, last, **options)]
+        each = [prepare(job.kind, job.args, job.options, DEFAULTS) for job in jobs]
+        columns = prepare_many(jobs, DEFAULTS)
+        assert list(zip(*columns, strict=True)) == each
+
+    def test_no_jobs_are_no_rows(self) -> None:
+        assert prepare_many([], DEFAULTS) == ((), (), ())
+
+    def test_an_error_among_jobs_that_are_alike_names_the_item(self) -> None:
+        jobs = [NewJob(self.KIND, EmailArgs("a")), NewJob(self.KIND, EmailArgs("a\0"))]
+        with pytest.raises(ArgumentsEncodeError, match=r"^item 1: \$\.to: a NUL"):
+            prepare_many(jobs, DEFAULTS)
 
     @pytest.mark.parametrize(
         ("culprit", "error", "message"),

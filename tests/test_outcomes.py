@@ -13,7 +13,7 @@ import pytest
 
 from jobq._limits import MAX_WAIT
 from jobq._statements.duties import next_orphan, promote, rescue
-from jobq._statements.enqueue import enqueue_many, enqueue_one
+from jobq._statements.enqueue import enqueue_one
 from jobq._statements.outcomes import (
     MAX_ERRORS_KEPT,
     Settlement,
@@ -22,7 +22,16 @@ from jobq._statements.outcomes import (
     release,
     settle,
 )
-from tests.support.storage import BOOM, SCHEMA, Storage, hold, in_background, job_row, settlement
+from tests.support.storage import (
+    BOOM,
+    SCHEMA,
+    Storage,
+    enqueue_rows,
+    hold,
+    in_background,
+    job_row,
+    settlement,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -463,7 +472,7 @@ def test_s66_every_operation_works_past_two_to_the_31(store: Storage) -> None:
     assert store.run(promote(SCHEMA, None, 10, notify=True)).jobs == 1
     assert {job.job_id for job in store.claim(NEW)} == {fence[0] for fence in left[1:]}
     keyed = job_row(unique_key=b"k" * 16, unique_name="k")
-    [first], [again] = (store.run(enqueue_many(SCHEMA, [keyed], notify=True)) for _ in range(2))
+    [first], [again] = (store.run(enqueue_rows([keyed], notify=True)) for _ in range(2))
     assert first.id == again.id > base
     assert store.run(enqueue_one(SCHEMA, job_row(), notify=True)).id > base
     assert store.value("select id from jobq.enqueue('noop')") > base

@@ -27,7 +27,7 @@ from jobq._statements.cancel import cancel_job
 from jobq._statements.claim import claim, refresh, restamp
 from jobq._statements.control import apply_requests, poll
 from jobq._statements.duties import discarded, promote, renew, rescue
-from jobq._statements.enqueue import enqueue_many, enqueue_one
+from jobq._statements.enqueue import enqueue_one
 from jobq._statements.enqueue_unique import FIND_FASTER, GIVE_UP
 from jobq._statements.filter import JobFilter
 from jobq._statements.leader import Term
@@ -38,7 +38,7 @@ from jobq._statements.pauses import WAKE
 from jobq._statements.retention import Rule, Walk, remove_finished
 from jobq._statements.trim import FIRST_KEY, forget_keys
 from tests.support.polling import eventually
-from tests.support.storage import BOOM, SCHEMA, Storage, hold, job_row
+from tests.support.storage import BOOM, SCHEMA, Storage, enqueue_rows, hold, job_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -216,14 +216,14 @@ WORKERS: Final[dict[str, Callable[[], Operation[Any]]]] = {
 }
 CLIENTS: Final[dict[str, Callable[[], Operation[Any]]]] = {
     "enqueue": lambda: enqueue_one(SCHEMA, job_row(), notify=True),
-    "enqueue many": lambda: enqueue_many(SCHEMA, [job_row(priority=n % 3) for n in range(9)], notify=True),
-    "unique enqueue": lambda: enqueue_many(SCHEMA, [job_row(unique_key=key) for key in KEYS], notify=True),
-    "one unique enqueue": lambda: enqueue_many(SCHEMA, [job_row(unique_key=KEYS[0])], notify=True),
-    "replacing enqueue": lambda: enqueue_many(
-        SCHEMA, [job_row(unique_key=key, unique=REPLACING) for key in KEYS], notify=True
+    "enqueue many": lambda: enqueue_rows([job_row(priority=n % 3) for n in range(9)], notify=True),
+    "unique enqueue": lambda: enqueue_rows([job_row(unique_key=key) for key in KEYS], notify=True),
+    "one unique enqueue": lambda: enqueue_rows([job_row(unique_key=KEYS[0])], notify=True),
+    "replacing enqueue": lambda: enqueue_rows(
+        [job_row(unique_key=key, unique=REPLACING) for key in KEYS], notify=True
     ),
-    "one replacing enqueue": lambda: enqueue_many(
-        SCHEMA, [job_row(unique_key=KEYS[0], unique=REPLACING)], notify=True
+    "one replacing enqueue": lambda: enqueue_rows(
+        [job_row(unique_key=KEYS[0], unique=REPLACING)], notify=True
     ),
     "find faster": lambda: _one(Call(in_schema(FIND_FASTER, SCHEMA), (KEYS, [2] * BATCH))),
     "give up": lambda: _one(Call(in_schema(GIVE_UP, SCHEMA), (KEYS, [1] * BATCH, [1] * BATCH))),

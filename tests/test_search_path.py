@@ -25,7 +25,10 @@ from jobq._operation import Call
 from jobq._statements.bulk import APPLIES_TO, BulkRun, count_jobs, delete_job, move_job, reschedule_job
 from jobq._statements.bulk_sql import Settings, When
 from jobq._statements.control import control_sql
+from jobq._statements.enqueue import ENQUEUE_MANY
+from jobq._statements.enqueue_unique import ENQUEUE_REPLACE, ENQUEUE_UNIQUE
 from jobq._statements.filter import WALK, JobFilter, list_jobs
+from jobq._statements.insert import insert_sql
 from jobq._statements.operator_log import Entry
 
 if TYPE_CHECKING:
@@ -90,6 +93,10 @@ begin
 end $do$;
 """
 
+# Of the parameters of an enqueue, from $2 on: the one that is never a list, and two that always are.
+NOTIFY: Final = 10
+KEYED: Final = (11, 12)
+
 ENQUEUES: Final = (
     "select * from jobq.enqueue('k')",
     "select * from jobq.enqueue('k', '{\"a\": 1}', queue => 'q', priority => 3, max_attempts => 2)",
@@ -150,6 +157,15 @@ def composed() -> Iterator[tuple[str, str]]:
         ("move", move_job(SCHEMA, 1, "q", 1)),
     ):
         yield f"{name} one", first_text(one)
+    for name, template, parameters in (
+        ("many", ENQUEUE_MANY, 11),
+        ("unique", ENQUEUE_UNIQUE, 15),
+        ("replace", ENQUEUE_REPLACE, 17),
+    ):
+        # nothing differs between the jobs, everything does, or one thing of each
+        for differs in ((), range(parameters), *((n,) for n in range(parameters))):
+            varies = tuple(n in KEYED or (n in differs and n != NOTIFY) for n in range(parameters))
+            yield f"enqueue {name}, {differs}", insert_sql(template, SCHEMA, varies)
 
 
 def first_text(operation: Any) -> str:

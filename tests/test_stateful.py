@@ -28,10 +28,9 @@ from jobq._kinds.unique import Unique
 from jobq._statements.cancel import Cancellation, cancel_job
 from jobq._statements.control import apply_requests
 from jobq._statements.duties import end, promote, rescue
-from jobq._statements.enqueue import enqueue_many
 from jobq._statements.operate import retry_job
 from jobq._statements.outcomes import Settlement, complete, release, settle
-from tests.support.storage import BOOM, SCHEMA, TABLES, Place, Storage, job_row
+from tests.support.storage import BOOM, SCHEMA, TABLES, Place, Storage, enqueue_rows, job_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,7 +182,7 @@ class Histories(RuleBasedStateMachine):
             for (key, unique), version in zip(asked, versions, strict=True)
         ]
         turn = next(self.turns)
-        operation = enqueue_many(SCHEMA, rows, notify=False)
+        operation = enqueue_rows(rows, notify=False)
         keys = [key for key, _ in asked]
         if any(
             unique.on_conflict == "raise" and (self._holder(key) or key in keys[:n])

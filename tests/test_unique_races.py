@@ -17,6 +17,7 @@ import pytest
 
 import jobq
 from jobq import Unique
+from jobq._kinds.jobtype import JobColumns
 from jobq._marks import LaneMarks
 from jobq._operation import run
 from jobq._statements.claim import claim
@@ -347,7 +348,7 @@ def test_a_call_of_our_own_that_the_server_ends_for_a_deadlock_is_done_again_fiv
             return [(7, True, None, 1, False, 0)]
         return []
 
-    operation = enqueue_atomically(SCHEMA, [job_row(unique_key=bytes(16))], notify=False)
+    operation = enqueue_atomically(SCHEMA, JobColumns.of([job_row(unique_key=bytes(16))]), notify=False)
     if times < 5:
         assert run(operation, execute) == [jobq.Enqueued(7, inserted=True)]
     else:
@@ -366,7 +367,7 @@ def test_any_other_error_of_the_server_ends_the_call() -> None:
         return []
 
     with pytest.raises(jobq.DatabaseError, match="no"):
-        run(enqueue_atomically(SCHEMA, [job_row(unique_key=bytes(16))], notify=False), execute)
+        run(enqueue_atomically(SCHEMA, JobColumns.of([job_row(unique_key=bytes(16))]), notify=False), execute)
     assert sent == ["begin", "with", "rollback"]
 
 

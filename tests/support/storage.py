@@ -6,11 +6,13 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from jobq._kinds.jobtype import JobColumns, JobRow
+from jobq._kinds.options import ResolvedOptions
 from jobq._marks import LaneMarks
 from jobq._sessions import SyncSession
 from jobq._statements.claim import Claimed, claim, refresh
 from jobq._statements.duties import Registration, register
-from jobq._statements.enqueue import JobRow, enqueue_many
+from jobq._statements.enqueue import enqueue_many
 from jobq._statements.outcomes import Failure, Settlement
 from tests.support.polling import eventually
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from jobq._operation import Call, Operation, Row, Rows
     from jobq._statements.outcomes import Target
+    from jobq._types import Enqueued
 
 SCHEMA: Final = "jobq"
 TABLES: Final = ("job", "ready", "scheduled", "running", "finished", "attempt_error", "unique_key", "worker")
@@ -74,9 +77,9 @@ class Storage:
         return worker_id
 
     def enqueue(self, count: int = 1, **options: Any) -> list[int]:
-        """Enqueue jobs of one kind in one statement; ``options`` are fields of `JobRow`."""
+        """Enqueue jobs of one kind in one statement; ``options`` are those of `job_row`."""
         row = job_row(**options)
-        return [made.id for made in self.run(enqueue_many(SCHEMA, [row] * count, notify=False))]
+        return [made.id for made in self.run(enqueue_rows([row] * count, notify=False))]
 
     def claim(
         self, worker_id: int, limit: int = 100, *, queue: str = "default", marks: LaneMarks | None = None
@@ -139,15 +142,15 @@ class Storage:
 
 
 def job_row(**options: Any) -> JobRow:
-    defaults: dict[str, Any] = {
-        "kind": "noop",
-        "args": "{}",
-        "queue": "default",
-        "priority": 0,
-        "max_attempts": 25,
-        "timeout_s": 3600.0,
-    }
-    return JobRow(**(defaults | options))
+    """Return a job; ``options`` are its kind, its args, and fields of `ResolvedOptions`."""
+    defaults: dict[str, Any] = {"kind": "noop", "args": "{}"}
+    given = defaults | options
+    return JobRow(given.pop("kind"), given.pop("args"), ResolvedOptions(**given))
+
+
+def enqueue_rows(rows: Sequence[JobRow], *, notify: bool) -> Operation[list[Enqueued]]:
+    """Make jobs in one statement."""
+    return enqueue_many(SCHEMA, JobColumns.of(rows), notify=notify)
 
 
 def settlement(

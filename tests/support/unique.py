@@ -30,13 +30,13 @@ WAITING: Final = {name: FLAVOURS[name] for name in ("finished", "started", "peri
 
 
 def key_of(kind: jobq.JobType[Any] | str, args: object, unique: Unique, **options: Any) -> bytes:
-    key = prepare(kind, args, {"unique": unique, **options}, DEFAULTS)[2].unique_key
+    key = prepare(kind, args, {"unique": unique, **options}, DEFAULTS).options.unique_key
     assert key is not None
     return key
 
 
 def name_of(kind: jobq.JobType[Any] | str, args: object, unique: Unique, **options: Any) -> str | None:
-    return prepare(kind, args, {"unique": unique, **options}, DEFAULTS)[2].unique_name
+    return prepare(kind, args, {"unique": unique, **options}, DEFAULTS).options.unique_name
 
 
 def claim_one(store: Storage) -> Claimed:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeV
 import psycopg.conninfo
 
 from jobq._errors import ClientClosed, ConfigError, MiddlewareError
-from jobq._kinds.jobtype import JobType, NewJob, prepare, prepare_many
+from jobq._kinds.jobtype import JobRow, JobType, NewJob, prepare, prepare_many
 from jobq._kinds.middleware import change
 from jobq._kinds.options import DEFAULTS, resolve
 from jobq._limits import MAX_ARGUMENTS_BYTES
@@ -22,7 +22,7 @@ from jobq._messages import shown
 from jobq._operation import Operation, atomic
 from jobq._postgres import connection_string
 from jobq._statements.backpressure import Backpressure
-from jobq._statements.enqueue import JobRow, Template, enqueue_atomically, enqueue_many, enqueue_one
+from jobq._statements.enqueue import Template, enqueue_atomically, enqueue_many, enqueue_one
 from jobq._statements.schema import validate_schema_name
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ T = TypeVar("T")
 _F = TypeVar("_F", bound="Callable[..., object]")
 _M = TypeVar("_M", bound="EnqueueMiddleware")
 
-# A call is one message to the server, and each column of it one array: both end at 1 GiB. This many
+# A call is one message to the server, and each column of it one text or array: all end at 1 GiB. This many
 # characters stay below it whatever they are (4 bytes of UTF-8, or a backslash before each).
 MAX_CALL_CHARACTERS: Final = 250_000_000
 MAX_CALL_JOBS: Final = 1_000_000
@@ -272,12 +272,14 @@ class ClientBase(Generic[P, O, C]):
             job = self._changed(NewJob(cast("str", kind), args, **options))
             kind, args, options = job.kind, job.args, job.options
         given = cast("dict[str, object]", options)
-        name, text, resolved = prepare(kind, args, given, self._defaults, self._args_limit)
-        operation = enqueue_one(self.schema, JobRow(name, text, *resolved), notify=self.notify)
-        if own and resolved.unique_key is not None:
+        row = prepare(kind, args, given, self._defaults, self._args_limit)
+        operation = enqueue_one(self.schema, row, notify=self.notify)
+        if own and row.options.unique_key is not None:
             # Several statements may follow with a unique key: together, and each with its own snapshot.
             operation = atomic(operation)
-        return operation if self._backpressure is None else self._backpressure.guarded([resolved], operation)
+        if self._backpressure is None:
+            return operation
+        return self._backpressure.guarded([row.options], operation)
 
     def _template(self, kind: JobType[Any]) -> Template | None:
         """Return what makes a kind's jobs that are enqueued without options, unless each is different."""
@@ -286,7 +288,7 @@ class ClientBase(Generic[P, O, C]):
             return None
         if len(self._templates) >= _MAX_TEMPLATES:
             self._templates.clear()
-        template = Template(self.schema, JobRow(kind.kind, "", *options), notify=self.notify)
+        template = Template(self.schema, JobRow(kind.kind, "", options), notify=self.notify)
         self._templates[kind] = template
         return template
 
@@ -299,20 +301,20 @@ class ClientBase(Generic[P, O, C]):
             )
         if self._middleware:
             first = [self._changed(job, item=item) for item, job in enumerate(first)]
-        prepared = prepare_many(first, self._defaults, self._args_limit)
-        size = sum(len(text) for _, text, _ in prepared) + sum(
-            len(resolved.meta or "") + len(resolved.tags or "") + len(resolved.unique_name or "")
-            for _, _, resolved in prepared
+        columns = prepare_many(first, self._defaults, self._args_limit)
+        options = columns.various_options
+        beside = sum(
+            len(one.meta or "") + len(one.tags or "") + len(one.unique_name or "") for one in options
         )
+        size = sum(map(len, columns.args)) + beside * (len(first) if len(options) == 1 else 1)
         if size > MAX_CALL_CHARACTERS:
             raise ConfigError(
                 f"enqueue_many: {size:,} characters of arguments, meta, tags and keys in one call, at most "
                 f"{MAX_CALL_CHARACTERS:,}: make several calls, in one transaction if they belong together"
             )
-        rows = [JobRow(name, text, *resolved) for name, text, resolved in prepared]
-        unique = any(row.unique_key is not None for row in rows)
+        unique = any(one.unique_key is not None for one in options)
         make = enqueue_atomically if own and unique else enqueue_many
-        operation = make(self.schema, rows, notify=self.notify)
+        operation = make(self.schema, columns, notify=self.notify)
         if self._backpressure is None:
             return operation
-        return self._backpressure.guarded((resolved for _, _, resolved in prepared), operation)
+        return self._backpressure.guarded(columns.options, operation)

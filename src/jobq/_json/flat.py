@@ -3,7 +3,8 @@
 What `_json.encode` and the check of what was written do for any object, a look at the members' types does
 for such a class: when each is just of its declared type, msgspec writes the same document as `encode`, and
 a worker can read it. That is two calls of C and one of Python in the place of ten, and after a wait for
-a commit, when everything is cold, that makes 10 µs.
+a commit, when everything is cold, that makes 10 µs. Many objects are looked at and written by C alone:
+0.4 µs each in a thousand, and 1.1 one after the other.
 """
 
 from __future__ import annotations
@@ -14,35 +15,51 @@ import math
 import operator
 import types
 import typing
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-Writer: TypeAlias = "Callable[[object, int], str | None]"
+    _Members: TypeAlias = Callable[[object], tuple[object, ...]]
+    _Shapes: TypeAlias = frozenset[tuple[type, ...]]
 
 _PLAIN: Final = frozenset({str, int, bool, type(None)})
 _NUL: Final = b"\\u0000"  # PostgreSQL cannot hold one
 _MAX_SHAPES: Final = 64  # each optional member doubles them
 
-_write: Final = msgspec.json.Encoder().encode
+_encoder: Final = msgspec.json.Encoder()
+_write: Final = _encoder.encode
+_write_lines: Final = _encoder.encode_lines
 
 
-def flat_writer(cls: object) -> Writer | None:
-    """Return what writes such a class's objects, or ``None`` when the class is of another sort.
+class FlatWriter(NamedTuple):
+    """Writes the objects of one class.
 
-    The writer takes an object and the most bytes that its document may have, and returns ``None`` for
-    what has to go the long way: it is of another class, has a member of another type than declared, or
-    holds what cannot be stored.
+    Attributes:
+        one: takes an object and the most bytes that its document may have, and returns ``None`` for what
+            has to go the long way: it is of another class, has a member of another type than declared,
+            or holds what cannot be stored.
+        many: does the same for many objects; ``None`` when one of them has to go the long way.
     """
+
+    one: Callable[[object, int], str | None]
+    many: Callable[[Sequence[object], int], list[str] | None]
+
+
+def flat_writer(cls: object) -> FlatWriter | None:
+    """Return what writes such a class's objects, or ``None`` when the class is of another sort."""
     shapes = _shapes_of(cls)
     if shapes is None:
         return None
-    wanted: Any = cls
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    members: Callable[[object], tuple[object, ...]] = operator.attrgetter(*names, names[-1])
+    members: _Members = operator.attrgetter(*names, names[-1])
+    return FlatWriter(_one_writer(cls, members, shapes), _many_writer(cls, members, shapes))
+
+
+def _one_writer(cls: object, members: _Members, shapes: _Shapes) -> Callable[[object, int], str | None]:
+    wanted: Any = cls
 
     def write(value: object, max_bytes: int) -> str | None:
         if type(value) is not wanted:
@@ -58,7 +75,27 @@ def flat_writer(cls: object) -> Writer | None:
     return write
 
 
-def _shapes_of(cls: object) -> frozenset[tuple[type, ...]] | None:
+def _many_writer(
+    cls: object, members: _Members, shapes: _Shapes
+) -> Callable[[Sequence[object], int], list[str] | None]:
+    def write(values: Sequence[object], max_bytes: int) -> list[str] | None:
+        if set(map(type, values)) != {cls}:
+            return None
+        try:
+            columns = zip(*map(members, values), strict=True)
+            if not shapes.issuperset(zip(*(map(type, column) for column in columns), strict=True)):
+                return None
+            lines = _write_lines(values)
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        if _NUL in lines or (len(lines) > max_bytes and max(map(len, lines.split(b"\n"))) > max_bytes):
+            return None
+        return lines.decode().split("\n")[:-1]
+
+    return write
+
+
+def _shapes_of(cls: object) -> _Shapes | None:
     """Return the tuples of types that an object's members may have, the last one's twice."""
     if not isinstance(cls, type) or not all(map(dataclasses.is_dataclass, cls.__mro__[:-1])):
         return None

@@ -20,7 +20,7 @@ from jobq._messages import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from jobq._kinds.jobtype import JobType
+    from jobq._kinds.jobtype import JobRow, JobType
     from jobq._kinds.options import ResolvedOptions
 
 CatchUp: TypeAlias = Literal["one", "skip", "all"]
@@ -89,10 +89,8 @@ class Schedule:
     jitter_s: float
     run_at_start: bool
 
-    def prepare(
-        self, defaults: ResolvedOptions = DEFAULTS, max_bytes: int = MAX_ARGUMENTS_BYTES
-    ) -> tuple[str, str, ResolvedOptions]:
-        """Return the kind, encoded arguments and options of its jobs, with a client's defaults.
+    def prepare(self, defaults: ResolvedOptions = DEFAULTS, max_bytes: int = MAX_ARGUMENTS_BYTES) -> JobRow:
+        """Return its job as it is stored, with a client's defaults.
 
         Raises:
             ConfigError: the arguments or an option cannot be what they are; names the schedule.

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from jobq._errors import DatabaseError
+from jobq._kinds.jobtype import JobColumns, JobRow
 from jobq._operation import Call, Constants, Operation, atomic
 from jobq._statements.enqueue_unique import enqueue_unique
 from jobq._statements.insert import (
-    COLUMNS,
-    NAMES,
+    IS_DUE,
     NOTIFY,
     ROWS,
-    JobRow,
     enqueue_sql,
+    insert_call,
     insert_jobs,
     notify_channel,
     notify_queues,
-    parameters,
 )
 from jobq._types import Enqueued
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = [
     "ENQUEUE_MANY",
     "ENQUEUE_ONE",
     "NOTIFY",
-    "JobRow",
     "Template",
     "enqueue_atomically",
     "enqueue_many",
@@ -52,18 +47,18 @@ returning job_id, case when $10::bool then {NOTIFY} end
 
 ENQUEUE_MANY: Final = f"""
 with x as materialized (
-    select nextval({{job_ids}}) as id, t.ord, {COLUMNS}
-    from {ROWS}) with ordinality t({NAMES}, ord)
+    select nextval({{job_ids}}) as id, t.* from {ROWS}
 ), {insert_jobs("x")},
-{notify_queues("select distinct queue from x where run_at is null or run_at <= statement_timestamp()")}
-select x.id, (select sent from n) from x order by x.ord
+{notify_queues(f"select distinct {{queue}} as queue from x where {IS_DUE}")}
+select id from x where (select sent from n) >= 0 order by ord
 """
 
 
 def enqueue_one(schema: str, row: JobRow, *, notify: bool) -> Operation[Enqueued]:
     """Make one job."""
-    if row.run_at is not None or row.delay_s is not None or row.unique_key is not None:
-        return (yield from enqueue_many(schema, [row], notify=notify))[0]
+    options = row.options
+    if options.run_at is not None or options.delay_s is not None or options.unique_key is not None:
+        return (yield from enqueue_many(schema, JobColumns.of([row]), notify=notify))[0]
     return (yield from Template(schema, row, notify=notify).enqueue(row.args))
 
 
@@ -76,8 +71,9 @@ class Template:
 
     def __init__(self, schema: str, row: JobRow, *, notify: bool) -> None:
         self._sql: Final = enqueue_sql(ENQUEUE_ONE, schema)
-        options = (row.queue, row.priority, row.max_attempts, row.timeout_s)
-        self._rest: Final = Constants(row.expires_at, row.meta, row.tags, row.kind, *options, notify)
+        one = row.options
+        scalars = (one.queue, one.priority, one.max_attempts, one.timeout_s)
+        self._rest: Final = Constants(one.expires_at, one.meta, one.tags, row.kind, *scalars, notify)
 
     def enqueue(self, args: str) -> Operation[Enqueued]:
         """Make one job."""
@@ -86,17 +82,18 @@ class Template:
         return Enqueued(rows[0][0], inserted=True)
 
 
-def enqueue_many(schema: str, rows: Sequence[JobRow], *, notify: bool) -> Operation[list[Enqueued]]:
+def enqueue_many(schema: str, jobs: JobColumns, *, notify: bool) -> Operation[list[Enqueued]]:
     """Make many jobs in one statement: all of them or none. Answers in input order.
 
     Raises:
         UniqueConflict: a key is held, and was to raise then.
     """
-    if not rows:
+    if not jobs.kinds:
         return []
-    if any(row.unique_key is not None for row in rows):
+    if any(one.unique_key is not None for one in jobs.various_options):
+        rows = [JobRow(*row) for row in zip(*jobs, strict=True)]
         return (yield from enqueue_unique(schema, rows, notify=notify))
-    answer = yield Call(enqueue_sql(ENQUEUE_MANY, schema), parameters(rows, notify=notify))
+    answer = yield insert_call(ENQUEUE_MANY, schema, jobs, notify=notify)
     return [Enqueued(line[0], inserted=True) for line in answer]
 
 
@@ -106,15 +103,15 @@ _DEADLOCK: Final = "40P01"
 _TRIES: Final = 5
 
 
-def enqueue_atomically(schema: str, rows: Sequence[JobRow], *, notify: bool) -> Operation[list[Enqueued]]:
+def enqueue_atomically(schema: str, jobs: JobColumns, *, notify: bool) -> Operation[list[Enqueued]]:
     """Make many jobs as `enqueue_many` does, in a transaction of their own on a connection in autocommit.
 
     With unique keys several statements may follow: together, and each with its own snapshot.
     """
     for _ in range(_TRIES - 1):
         try:
-            return (yield from atomic(enqueue_many(schema, rows, notify=notify)))
+            return (yield from atomic(enqueue_many(schema, jobs, notify=notify)))
         except DatabaseError as error:
             if getattr(error.__cause__, "sqlstate", None) != _DEADLOCK:
                 raise
-    return (yield from atomic(enqueue_many(schema, rows, notify=notify)))
+    return (yield from atomic(enqueue_many(schema, jobs, notify=notify)))

@@ -32,23 +32,16 @@ import hashlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jobq._errors import JobConflict, UniqueConflict
+from jobq._kinds.jobtype import JobColumns
 from jobq._kinds.unique import PLAIN, RAISE, REPLACE, RETURN
 from jobq._operation import Call, Operation, Rows, in_schema
-from jobq._statements.insert import (
-    COLUMNS,
-    NAMES,
-    ROWS,
-    JobRow,
-    column,
-    enqueue_sql,
-    insert_jobs,
-    notify_queues,
-    parameters,
-)
+from jobq._statements.insert import DUE_AT, IS_DUE, ROWS, column, insert_call, insert_jobs, notify_queues
 from jobq._types import Enqueued
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from jobq._kinds.jobtype import JobRow
 
 # Of `u`, the newest row of a key. Liveness is a coalesce of scalar subqueries, for `exists or exists`
 # becomes hashed subplans over whole tables; and each goes backwards, for a job that has come and gone
@@ -80,46 +73,31 @@ _SLOT_END: Final = """case when period_us is not null then timestamptz 'epoch' +
 _KEYS: Final = f"""
 with k as materialized (
     select x.*, u.tid, u.job_id as holder, {HELD} as is_held, coalesce(u.generation, 0) + 1 as new_generation
-    from (
-        select nextval({{job_ids}}) as id, t.ord, {COLUMNS}, t.key, t.name,
-               coalesce(t.period_us, $25::int8) as period_us,
-               coalesce(t.until_started, $27::bool) as until_started,
-               coalesce(t.conflict, $29::int2) as conflict{{max_wait_column}}
-        from {ROWS}, $23::bytea[], $24::text[], $26::int8[], $28::bool[], $30::int2[]{{max_wait_array}})
-             with ordinality t({NAMES}, key, name, period_us, until_started, conflict{{max_wait_name}}, ord)
-    ) x left join lateral (
-        select ctid as tid, * from {{schema}}.unique_key where key = x.key order by generation desc limit 1
+    from (select nextval({{job_ids}}) as id, t.* from {ROWS}) x
+    left join lateral (
+        select ctid as tid, * from {{schema}}.unique_key
+        where key = x.unique_key order by generation desc limit 1
     ) u on true
 ), fit as materialized (
-    select f.id, f.key, f.new_generation, f.period_us, f.until_started
-    from (select * from k where key is not null and not is_held order by key) f
+    select f.id, f.unique_key, f.new_generation,
+           {{period_us}} as period_us, {{until_started}} as until_started
+    from (select * from k where unique_key is not null and not is_held order by unique_key) f
     left join lateral (
         select 1 as locked from {{schema}}.unique_key u where u.ctid = f.tid for key share) l on true
     where f.tid is null or l.locked = 1
 ), won as (
     insert into {{schema}}.unique_key (key, generation, job_id, held_until, until_started)
-    select key, new_generation, id, {_SLOT_END}, until_started from fit order by key
+    select unique_key, new_generation, id, {_SLOT_END}, until_started from fit order by unique_key
     on conflict do nothing
     returning job_id
 )"""
 
-_IS_DUE: Final = "run_at is null or run_at <= statement_timestamp()"
-
-
-def _keys(*, max_wait: bool) -> str:
-    text = _KEYS
-    added = (", coalesce(t.max_wait_s, $31::float8) as max_wait_s", ", $32::float8[]", ", max_wait_s")
-    for place, part in zip(("column", "array", "name"), added, strict=True):
-        text = text.replace(f"{{max_wait_{place}}}", part if max_wait else "")
-    return text
-
-
 # The common way: a holder is returned. Also for a single job that raises: there is nothing else to keep.
-ENQUEUE_UNIQUE: Final = f"""{_keys(max_wait=False)}, y as materialized (
-    select * from k where key is null or id in (select job_id from won)
+ENQUEUE_UNIQUE: Final = f"""{_KEYS}, y as materialized (
+    select * from k where unique_key is null or id in (select job_id from won)
 ), {insert_jobs("y", unique=True)},
-{notify_queues(f"select distinct queue from y where {_IS_DUE}")}
-select id, key is null or id in (select job_id from won), case when is_held then holder end,
+{notify_queues(f"select distinct {{queue}} as queue from y where {IS_DUE}")}
+select id, unique_key is null or id in (select job_id from won), case when is_held then holder end,
        new_generation, false, (select sent from n)
 from k order by ord
 """
@@ -127,19 +105,22 @@ from k order by ord
 # The full way. `gate`: nothing is made or replaced when a job that is to raise cannot be made. `waiting`:
 # the holders that are to be replaced, where their rows are. `m`: those rows, locked, and what becomes of
 # them. `moved`: what was done.
-ENQUEUE_REPLACE: Final = f"""{_keys(max_wait=True)}, gate as materialized (
+ENQUEUE_REPLACE: Final = f"""{_KEYS}, gate as materialized (
     select (select count(*) from won) >= 0 and not exists (
-        select from k where conflict = {RAISE} and key is not null and id not in (select job_id from won)
+        select from k
+        where {{conflict}} = {RAISE} and unique_key is not null and id not in (select job_id from won)
     ) as is_open
 ), y as materialized (
-    select * from k where (key is null or id in (select job_id from won)) and (select is_open from gate)
+    select * from k
+    where (unique_key is null or id in (select job_id from won)) and (select is_open from gate)
 ), waiting as materialized (
-    select id, holder, args, priority, run_at, conflict, max_wait_s,
+    select id, holder, args, {{priority}} as priority, {DUE_AT} as run_at,
+           {{conflict}} as conflict, {{max_wait_s}} as max_wait_s,
            (select case when attempt = 0 then ctid end from {{schema}}.ready
             where job_id = holder order by attempt desc limit 1) as ready_tid,
            (select case when attempt = 0 then ctid end from {{schema}}.scheduled
             where job_id = holder order by attempt desc limit 1) as scheduled_tid
-    from k where is_held and conflict between 1 and 7 and (select is_open from gate)
+    from k where is_held and {{conflict}} between 1 and 7 and (select is_open from gate)
 ), locked_ready as materialized (
     select w.*, t.* from (select * from waiting where ready_tid is not null order by ready_tid) w
     cross join lateral (
@@ -196,10 +177,10 @@ ENQUEUE_REPLACE: Final = f"""{_keys(max_wait=True)}, gate as materialized (
     from moved where j.ctid = moved.job_tid and moved.conflict & {REPLACE["args"]}::int2 <> 0
 ), {insert_jobs("y", unique=True)},
 {
-    notify_queues(f'''select queue from y where {_IS_DUE}
-    union select old_queue from moved where {_IS_DUE}''')
+    notify_queues(f'''select {{queue}} as queue from y where {IS_DUE}
+    union select old_queue from moved where run_at is null or run_at <= statement_timestamp()''')
 }
-select id, (key is null or id in (select job_id from won)) and (select is_open from gate),
+select id, (unique_key is null or id in (select job_id from won)) and (select is_open from gate),
        case when is_held and (id in (select id from moved) or id not in (
            select id from waiting where coalesce(ready_tid, scheduled_tid) is not null)) then holder end,
        new_generation, id in (select id from moved), (select sent from n)
@@ -292,12 +273,14 @@ _REPLACING: Final = range(1, RAISE)
 
 
 def _conflict(row: JobRow) -> int:
-    return RETURN if row.unique is None else row.unique.rule.conflict
+    unique = row.options.unique
+    return RETURN if unique is None else unique.rule.conflict
 
 
 def _lock_id(schema: str, row: JobRow) -> int:
-    assert row.unique_key is not None
-    digest = hashlib.sha256(f"jobq.unique:{schema}:".encode() + row.unique_key).digest()
+    key = row.options.unique_key
+    assert key is not None
+    digest = hashlib.sha256(f"jobq.unique:{schema}:".encode() + key).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
@@ -306,12 +289,13 @@ def _split(rows: Sequence[JobRow]) -> tuple[list[int], dict[int, int]]:
     first: dict[bytes, int] = {}
     again: dict[int, int] = {}
     for i, row in enumerate(rows):
-        if row.unique_key is None or first.setdefault(row.unique_key, i) == i:
+        key = row.options.unique_key
+        if key is None or first.setdefault(key, i) == i:
             continue
-        original = again[i] = first[row.unique_key]
+        original = again[i] = first[key]
         if _conflict(row) == RAISE:
             raise UniqueConflict(
-                f"items {original} and {i} have the same unique key {row.unique_name!r}", None
+                f"items {original} and {i} have the same unique key {row.options.unique_name!r}", None
             )
     return [i for i in range(len(rows)) if i not in again], again
 
@@ -327,20 +311,21 @@ def _overlays(rows: Sequence[JobRow], again: dict[int, int]) -> dict[int, JobRow
 
 
 def _overlaid(base: JobRow, row: JobRow) -> JobRow:
-    assert base.unique is not None
-    assert row.unique is not None
-    fields = row.unique.replace
-    timed = row if "run_at" in fields else base
+    before, after = base.options, row.options
+    assert before.unique is not None
+    assert after.unique is not None
+    fields = after.unique.replace
+    timed = after if "run_at" in fields else before
     assert timed.unique is not None
-    return base._replace(
-        args=row.args if "args" in fields else base.args,
-        priority=row.priority if "priority" in fields else base.priority,
+    options = before._replace(
+        priority=after.priority if "priority" in fields else before.priority,
         run_at=timed.run_at,
         delay_s=timed.delay_s,
         unique=dataclasses.replace(
-            base.unique, replace=tuple({*base.unique.replace, *fields}), max_wait=timed.unique.max_wait
+            before.unique, replace=tuple({*before.unique.replace, *fields}), max_wait=timed.unique.max_wait
         ),
     )
+    return base._replace(args=row.args if "args" in fields else base.args, options=options)
 
 
 def _make(schema: str, jobs: dict[int, JobRow], *, notify: bool) -> Operation[dict[int, Enqueued]]:
@@ -370,16 +355,20 @@ def _make(schema: str, jobs: dict[int, JobRow], *, notify: bool) -> Operation[di
 
 
 def _call(schema: str, rows: Sequence[JobRow], *, notify: bool) -> Call:
-    rules = [PLAIN if row.unique is None else row.unique.rule for row in rows]
+    options = [row.options for row in rows]
+    rules = [PLAIN if one.unique is None else one.unique.rule for one in options]
     conflicts = {rule.conflict for rule in rules}
     is_full = not conflicts <= {RETURN, RAISE} or (RAISE in conflicts and len(rows) > 1)
-    values = parameters(rows, notify=notify)
-    values += [[row.unique_key for row in rows], [row.unique_name for row in rows]]
-    columns = list(zip(*rules, strict=True))
-    for one in columns if is_full else columns[:3]:
-        values += column(one)
-    sql = enqueue_sql(ENQUEUE_REPLACE if is_full else ENQUEUE_UNIQUE, schema)
-    return Call(sql, values, replan=len(rows) >= _BULK)
+    keys, names = [one.unique_key for one in options], [one.unique_name for one in options]
+    ways = list(map(column, zip(*rules, strict=True)))
+    return insert_call(
+        ENQUEUE_REPLACE if is_full else ENQUEUE_UNIQUE,
+        schema,
+        JobColumns.of(rows),
+        *(keys, names, *(ways if is_full else ways[:2])),
+        notify=notify,
+        replan=len(rows) >= _BULK,
+    )
 
 
 def _name_faster(schema: str, rows: Sequence[JobRow], answers: list[_Answer]) -> Operation[list[_Answer]]:
@@ -390,7 +379,7 @@ def _name_faster(schema: str, rows: Sequence[JobRow], answers: list[_Answer]) ->
         if not answer.inserted and answer.holder is None and _conflict(row) in {RETURN, RAISE}
     ]
     if lost:
-        keys = [rows[n].unique_key for n in lost]
+        keys = [rows[n].options.unique_key for n in lost]
         generations = [answers[n].generation for n in lost]
         found: Rows = yield Call(in_schema(FIND_FASTER, schema), (keys, generations))
         for ordinal, job_id in found:
@@ -403,7 +392,7 @@ def _name_faster(schema: str, rows: Sequence[JobRow], answers: list[_Answer]) ->
 
 def _give_up(schema: str, rows: Sequence[JobRow], answers: Sequence[_Answer]) -> Operation[None]:
     if len(rows) > 1:  # a single one has no key to give up
-        keys = [row.unique_key for row in rows]
+        keys = [row.options.unique_key for row in rows]
         generations, ids = [answer.generation for answer in answers], [answer.id for answer in answers]
         yield Call(in_schema(GIVE_UP, schema), (keys, generations, ids))
 
@@ -416,4 +405,5 @@ def _raise_conflict(
         holder = answers[n].holder
         if holder is not None:
             item = f"item {places[n]}: " if len(rows) > 1 else ""
-            raise UniqueConflict(f"{item}job {holder} holds the unique key {rows[n].unique_name!r}", holder)
+            name = rows[n].options.unique_name
+            raise UniqueConflict(f"{item}job {holder} holds the unique key {name!r}", holder)

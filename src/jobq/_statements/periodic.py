@@ -21,9 +21,10 @@ import msgspec
 
 from jobq._errors import ConfigError, JobConflict
 from jobq._kinds.cron import Timetable, make_timetable
+from jobq._kinds.jobtype import JobRow
 from jobq._kinds.options import DEFAULTS, ResolvedOptions
 from jobq._operation import Call, Operation, in_schema
-from jobq._statements.enqueue import JobRow, enqueue_one
+from jobq._statements.enqueue import enqueue_one
 from jobq._statements.leader import LED, Term, led
 
 if TYPE_CHECKING:
@@ -183,12 +184,12 @@ class Row(NamedTuple):
         Raises:
             ConfigError: the options are those of another version.
         """
-        row = JobRow(self.kind, self.args, *read_options(self.options))
-        row = row._replace(meta=_meta(row.meta, self.name, tick))
-        wait_s = (row.delay_s or 0.0) + jitter_s
-        if tick is None or not wait_s:
-            return row
-        return row._replace(run_at=tick + timedelta(seconds=wait_s), delay_s=None)
+        options = read_options(self.options)
+        options = options._replace(meta=_meta(options.meta, self.name, tick))
+        wait_s = (options.delay_s or 0.0) + jitter_s
+        if tick is not None and wait_s:
+            options = options._replace(run_at=tick + timedelta(seconds=wait_s), delay_s=None)
+        return JobRow(self.kind, self.args, options)
 
 
 class Ahead(NamedTuple):
