@@ -12,6 +12,7 @@ import pytest
 
 import jobq
 import jobq._errors
+from jobq._clients import verbs
 
 CLIENTS = {"AsyncClient", "Client", "Enqueued", "JobInfo", "JobState", "AttemptError", "migrate"}
 DECLARING = {
@@ -161,6 +162,25 @@ def test_declaring_kinds_loads_no_driver_and_no_worker() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_client_loads_what_operators_and_schedules_need_when_it_is_asked_for() -> None:
+    code = (
+        "import jobq, sys\n"
+        "jobq.Client('host=/nowhere')\n"
+        "loaded = {m.rpartition('.')[2] for m in sys.modules if m.startswith('jobq.')}\n"
+        "needless = {'bulk', 'cron', 'filter', 'migrate', 'operate', 'periodic', 'redaction', 'stats'}\n"
+        "print(sorted(loaded & needless))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_each_operation_of_an_operator_is_found_where_it_lives() -> None:
+    for name in verbs.__all__:
+        assert getattr(verbs, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        _ = verbs.other
 
 
 def test_a_star_import_gives_the_public_names() -> None:

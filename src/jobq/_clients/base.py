@@ -21,7 +21,6 @@ from jobq._limits import MAX_ARGUMENTS_BYTES
 from jobq._messages import shown
 from jobq._operation import Operation, atomic
 from jobq._postgres import connection_string
-from jobq._statements.backpressure import Backpressure
 from jobq._statements.enqueue import Template, enqueue_atomically, enqueue_many, enqueue_one
 from jobq._statements.schema import validate_schema_name
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from jobq._kinds.middleware import EnqueueMiddleware
     from jobq._kinds.options import JobOptions, JobTypeOptions, ResolvedOptions
+    from jobq._statements.backpressure import Backpressure
     from jobq._types import Enqueued
 
 P = TypeVar("P", bound="AsyncConnectionPool[Any] | ConnectionPool[Any]")
@@ -92,6 +92,12 @@ def documented_by(other: object) -> Callable[[_F], _F]:
         return function
 
     return document
+
+
+def _backpressure(schema: str, max_ready: int | Mapping[str, int]) -> Backpressure:
+    from jobq._statements.backpressure import Backpressure  # noqa: PLC0415 - few clients have a limit
+
+    return Backpressure(schema, max_ready)
 
 
 class ClientBase(Generic[P, O, C]):
@@ -165,7 +171,7 @@ class ClientBase(Generic[P, O, C]):
         self._sizes: Final = (pool_min_size, pool_max_size)
         self._args_limit: Final = args_limit_bytes
         self._defaults: Final[ResolvedOptions] = resolve(defaults, DEFAULTS)
-        self._backpressure = None if max_ready is None else Backpressure(self.schema, max_ready)
+        self._backpressure = None if max_ready is None else _backpressure(self.schema, max_ready)
         self._middleware: tuple[EnqueueMiddleware, ...] = ()
         self._own: O | None = None
         # One cursor a connection of a pool that was given, by the connection's identity. A cursor

@@ -16,11 +16,10 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from jobq._clients import migrate as _migrate
+from jobq._clients import verbs
 from jobq._clients.adapters import async_executor, sync_executor
 from jobq._clients.base import ClientBase, documented_by
 from jobq._clients.operating import AsyncOperating, Operating
-from jobq._clients.periodic import AsyncPeriodic, Periodic
 from jobq._clients.pools import (
     AsyncPool,
     OwnAsyncPool,
@@ -30,8 +29,6 @@ from jobq._clients.pools import (
     take,
     take_async,
 )
-from jobq._clients.queues import AsyncQueues, Queues
-from jobq._clients.redacting import AsyncRedacting, Redacting
 from jobq._driver_errors import DRIVER_ERRORS, map_error
 from jobq._operation import run, run_async
 from jobq._postgres import (
@@ -43,13 +40,15 @@ from jobq._postgres import (
     sync_cursor,
 )
 from jobq._statements.schema import check_schema
-from jobq._statements.stats import queue_stats, workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
     from typing import Self
 
+    from jobq._clients.periodic import AsyncPeriodic, Periodic
+    from jobq._clients.queues import AsyncQueues, Queues
+    from jobq._clients.redacting import AsyncRedacting, Redacting
     from jobq._kinds.jobtype import JobType, NewJob
     from jobq._kinds.options import JobOptions
     from jobq._operation import Operation
@@ -85,16 +84,22 @@ class AsyncClient(AsyncOperating):
     @functools.cached_property
     def queues(self) -> AsyncQueues:
         """What holds for whole queues: what is paused, and how long they keep what has ended."""
+        from jobq._clients.queues import AsyncQueues  # noqa: PLC0415 - as `verbs`
+
         return AsyncQueues(self._run, self.schema, notify=self.notify)
 
     @functools.cached_property
     def redaction(self) -> AsyncRedacting:
         """Which fields of jobs are hidden when jobs are shown."""
+        from jobq._clients.redacting import AsyncRedacting  # noqa: PLC0415 - as `verbs`
+
         return AsyncRedacting(self._run, self.schema)
 
     @functools.cached_property
     def periodic(self) -> AsyncPeriodic:
         """Schedules: list, add, remove, pause, resume, trigger."""
+        from jobq._clients.periodic import AsyncPeriodic  # noqa: PLC0415 - as `verbs`
+
         return AsyncPeriodic(self._run, self.schema, self._defaults, self._args_limit, notify=self.notify)
 
     async def open(self) -> None:
@@ -198,7 +203,9 @@ class AsyncClient(AsyncOperating):
                 the tables were locked by others for too long.
         """
         self._check_open()
-        return await _migrate.migrate_async(self.pool, schema=self.schema)
+        from jobq._clients.migrate import migrate_async  # noqa: PLC0415 - as `verbs`
+
+        return await migrate_async(self.pool, schema=self.schema)
 
     async def check_schema(self) -> None:
         """Make sure that this code can serve the schema as it is.
@@ -280,7 +287,7 @@ class AsyncClient(AsyncOperating):
 
     async def queue_stats(self) -> list[QueueStats]:
         """Return the numbers of every queue that has jobs, live workers or a pause, by name."""
-        return await self._run(queue_stats(self.schema))
+        return await self._run(verbs.queue_stats(self.schema))
 
     async def workers(self, *, ended_within: timedelta = _ENDED_WITHIN) -> list[WorkerInfo]:
         """Return the live workers, the newest first, and then those that ended a short while ago.
@@ -291,7 +298,7 @@ class AsyncClient(AsyncOperating):
         Raises:
             ConfigError: ``ended_within`` is no length of time.
         """
-        return await self._run(workers(self.schema, ended_within))
+        return await self._run(verbs.workers(self.schema, ended_within))
 
 
 class Client(Operating):
@@ -312,16 +319,22 @@ class Client(Operating):
     @functools.cached_property
     def queues(self) -> Queues:
         """What holds for whole queues: what is paused, and how long they keep what has ended."""
+        from jobq._clients.queues import Queues  # noqa: PLC0415 - as `verbs`
+
         return Queues(self._run, self.schema, notify=self.notify)
 
     @functools.cached_property
     def redaction(self) -> Redacting:
         """Which fields of jobs are hidden when jobs are shown."""
+        from jobq._clients.redacting import Redacting  # noqa: PLC0415 - as `verbs`
+
         return Redacting(self._run, self.schema)
 
     @functools.cached_property
     def periodic(self) -> Periodic:
         """Schedules: list, add, remove, pause, resume, trigger."""
+        from jobq._clients.periodic import Periodic  # noqa: PLC0415 - as `verbs`
+
         return Periodic(self._run, self.schema, self._defaults, self._args_limit, notify=self.notify)
 
     @documented_by(AsyncClient.open)
@@ -405,7 +418,9 @@ class Client(Operating):
     @documented_by(AsyncClient.migrate)
     def migrate(self) -> list[str]:
         self._check_open()
-        return _migrate.migrate(self.pool, schema=self.schema)
+        from jobq._clients.migrate import migrate  # noqa: PLC0415 - as `verbs`
+
+        return migrate(self.pool, schema=self.schema)
 
     @documented_by(AsyncClient.check_schema)
     def check_schema(self) -> None:
@@ -451,8 +466,8 @@ class Client(Operating):
 
     @documented_by(AsyncClient.queue_stats)
     def queue_stats(self) -> list[QueueStats]:
-        return self._run(queue_stats(self.schema))
+        return self._run(verbs.queue_stats(self.schema))
 
     @documented_by(AsyncClient.workers)
     def workers(self, *, ended_within: timedelta = _ENDED_WITHIN) -> list[WorkerInfo]:
-        return self._run(workers(self.schema, ended_within))
+        return self._run(verbs.workers(self.schema, ended_within))

@@ -6,20 +6,16 @@ import functools
 from abc import abstractmethod
 from typing import TYPE_CHECKING, TypeVar
 
+from jobq._clients import verbs
 from jobq._clients.base import ClientBase, documented_by
-from jobq._clients.bulk import AsyncBulk, Bulk
 from jobq._clients.pools import AsyncPool, OwnAsyncPool, OwnPool, SyncPool
 from jobq._operation import atomic
 from jobq._postgres import AsyncCursor, SyncCursor
-from jobq._statements.bulk import delete_job, move_job, reschedule_job
-from jobq._statements.cancel import cancel_job
-from jobq._statements.filter import list_jobs
-from jobq._statements.operate import get_job, job_errors, retry_job
-from jobq._statements.operator_log import read_log
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
+    from jobq._clients.bulk import AsyncBulk, Bulk
     from jobq._operation import Operation
     from jobq._statements.cancel import Cancellation
     from jobq._statements.filter import JobFilter, JobPage
@@ -38,6 +34,8 @@ class AsyncOperating(ClientBase[AsyncPool, OwnAsyncPool, AsyncCursor]):
     @functools.cached_property
     def bulk(self) -> AsyncBulk:
         """What is done to many jobs at once, chosen by a filter."""
+        from jobq._clients.bulk import AsyncBulk  # noqa: PLC0415 - as `verbs`
+
         return AsyncBulk(self._run, self.schema, notify=self.notify)
 
     async def get(self, job_id: int) -> JobInfo:
@@ -46,7 +44,7 @@ class AsyncOperating(ClientBase[AsyncPool, OwnAsyncPool, AsyncCursor]):
         Raises:
             JobNotFound: there is none with that id.
         """
-        return await self._run(get_job(self.schema, job_id))
+        return await self._run(verbs.get_job(self.schema, job_id))
 
     async def errors(self, job_id: int) -> _Errors:
         """Return how a job's attempts failed, the oldest first; older ones than are kept are counted.
@@ -54,7 +52,7 @@ class AsyncOperating(ClientBase[AsyncPool, OwnAsyncPool, AsyncCursor]):
         Raises:
             JobNotFound: there is none with that id.
         """
-        return await self._run(job_errors(self.schema, job_id))
+        return await self._run(verbs.job_errors(self.schema, job_id))
 
     async def list(
         self, which: JobFilter | None = None, *, after: str | None = None, limit: int = 50
@@ -74,7 +72,7 @@ class AsyncOperating(ClientBase[AsyncPool, OwnAsyncPool, AsyncCursor]):
         Raises:
             ConfigError: the limit or ``after`` cannot be what it is.
         """
-        return await self._run(list_jobs(self.schema, which, after, limit))
+        return await self._run(verbs.list_jobs(self.schema, which, after, limit))
 
     async def cancel(self, job_id: int, *, reason: str = "", by: str | None = None) -> Cancellation:
         """End a job that waits, or have the handler of one that runs told to stop.
@@ -98,7 +96,7 @@ class AsyncOperating(ClientBase[AsyncPool, OwnAsyncPool, AsyncCursor]):
             JobConflict: it has ended.
             ConfigError: the reason or the name cannot be kept.
         """
-        return await self._run(cancel_job(self.schema, job_id, reason, by, notify=self.notify))
+        return await self._run(verbs.cancel_job(self.schema, job_id, reason, by, notify=self.notify))
 
     async def retry(self, job_id: int, *, reason: str = "", by: str | None = None) -> None:
         """Make a finished job ready again: its attempts go on counting, its failures start from 0.
@@ -113,7 +111,7 @@ class AsyncOperating(ClientBase[AsyncPool, OwnAsyncPool, AsyncCursor]):
             JobConflict: it has not ended, or another live job holds its unique key.
             ConfigError: the reason or the name cannot be kept.
         """
-        await self._run(atomic(retry_job(self.schema, job_id, reason, by, notify=self.notify)))
+        await self._run(atomic(verbs.retry_job(self.schema, job_id, reason, by, notify=self.notify)))
 
     async def delete(self, job_id: int, *, reason: str = "", by: str | None = None) -> None:
         """Remove a job that waits or has ended, with its arguments, result and errors. Its key is free.
@@ -128,7 +126,7 @@ class AsyncOperating(ClientBase[AsyncPool, OwnAsyncPool, AsyncCursor]):
             JobConflict: it runs: cancel it first.
             ConfigError: the reason or the name cannot be kept.
         """
-        await self._run(delete_job(self.schema, job_id, reason, by))
+        await self._run(verbs.delete_job(self.schema, job_id, reason, by))
 
     async def reschedule(
         self,
@@ -153,7 +151,9 @@ class AsyncOperating(ClientBase[AsyncPool, OwnAsyncPool, AsyncCursor]):
             JobConflict: it runs, or has ended.
             ConfigError: not exactly one of ``run_at`` and ``delay``, or one that cannot be what it is.
         """
-        await self._run(reschedule_job(self.schema, job_id, run_at, delay, reason, by, notify=self.notify))
+        await self._run(
+            verbs.reschedule_job(self.schema, job_id, run_at, delay, reason, by, notify=self.notify)
+        )
 
     async def move(
         self,
@@ -180,7 +180,7 @@ class AsyncOperating(ClientBase[AsyncPool, OwnAsyncPool, AsyncCursor]):
             JobConflict: it runs, or has ended.
             ConfigError: neither is given, or one cannot be what it is.
         """
-        await self._run(move_job(self.schema, job_id, queue, priority, reason, by, notify=self.notify))
+        await self._run(verbs.move_job(self.schema, job_id, queue, priority, reason, by, notify=self.notify))
 
     async def operator_log(self, *, limit: int = 50, before: int | None = None) -> _Log:
         """Return what operators did, the newest first.
@@ -192,7 +192,7 @@ class AsyncOperating(ClientBase[AsyncPool, OwnAsyncPool, AsyncCursor]):
         Raises:
             ConfigError: one of them cannot be what it is.
         """
-        return await self._run(read_log(self.schema, limit, before))
+        return await self._run(verbs.read_log(self.schema, limit, before))
 
 
 class Operating(ClientBase[SyncPool, OwnPool, SyncCursor]):
@@ -204,31 +204,33 @@ class Operating(ClientBase[SyncPool, OwnPool, SyncCursor]):
     @functools.cached_property
     def bulk(self) -> Bulk:
         """What is done to many jobs at once, chosen by a filter."""
+        from jobq._clients.bulk import Bulk  # noqa: PLC0415 - as `verbs`
+
         return Bulk(self._run, self.schema, notify=self.notify)
 
     @documented_by(AsyncOperating.get)
     def get(self, job_id: int) -> JobInfo:
-        return self._run(get_job(self.schema, job_id))
+        return self._run(verbs.get_job(self.schema, job_id))
 
     @documented_by(AsyncOperating.errors)
     def errors(self, job_id: int) -> _Errors:
-        return self._run(job_errors(self.schema, job_id))
+        return self._run(verbs.job_errors(self.schema, job_id))
 
     @documented_by(AsyncOperating.list)
     def list(self, which: JobFilter | None = None, *, after: str | None = None, limit: int = 50) -> JobPage:
-        return self._run(list_jobs(self.schema, which, after, limit))
+        return self._run(verbs.list_jobs(self.schema, which, after, limit))
 
     @documented_by(AsyncOperating.cancel)
     def cancel(self, job_id: int, *, reason: str = "", by: str | None = None) -> Cancellation:
-        return self._run(cancel_job(self.schema, job_id, reason, by, notify=self.notify))
+        return self._run(verbs.cancel_job(self.schema, job_id, reason, by, notify=self.notify))
 
     @documented_by(AsyncOperating.retry)
     def retry(self, job_id: int, *, reason: str = "", by: str | None = None) -> None:
-        self._run(atomic(retry_job(self.schema, job_id, reason, by, notify=self.notify)))
+        self._run(atomic(verbs.retry_job(self.schema, job_id, reason, by, notify=self.notify)))
 
     @documented_by(AsyncOperating.delete)
     def delete(self, job_id: int, *, reason: str = "", by: str | None = None) -> None:
-        self._run(delete_job(self.schema, job_id, reason, by))
+        self._run(verbs.delete_job(self.schema, job_id, reason, by))
 
     @documented_by(AsyncOperating.reschedule)
     def reschedule(
@@ -240,7 +242,7 @@ class Operating(ClientBase[SyncPool, OwnPool, SyncCursor]):
         reason: str = "",
         by: str | None = None,
     ) -> None:
-        self._run(reschedule_job(self.schema, job_id, run_at, delay, reason, by, notify=self.notify))
+        self._run(verbs.reschedule_job(self.schema, job_id, run_at, delay, reason, by, notify=self.notify))
 
     @documented_by(AsyncOperating.move)
     def move(
@@ -252,11 +254,11 @@ class Operating(ClientBase[SyncPool, OwnPool, SyncCursor]):
         reason: str = "",
         by: str | None = None,
     ) -> None:
-        self._run(move_job(self.schema, job_id, queue, priority, reason, by, notify=self.notify))
+        self._run(verbs.move_job(self.schema, job_id, queue, priority, reason, by, notify=self.notify))
 
     @documented_by(AsyncOperating.operator_log)
     def operator_log(self, *, limit: int = 50, before: int | None = None) -> _Log:
-        return self._run(read_log(self.schema, limit, before))
+        return self._run(verbs.read_log(self.schema, limit, before))
 
 
 if TYPE_CHECKING:
