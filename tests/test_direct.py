@@ -201,10 +201,14 @@ def test_ctrl_c_ends_the_statement_and_the_client_goes_on(
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        client._run(ask("select pg_sleep(30) where $1::bool", True))
-    thread.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            client._run(ask("select pg_sleep(30) where $1::bool", True))
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert client.enqueue("k", {}).inserted
     active = "select from pg_stat_activity where query like '%pg_sleep(30)%' and state = 'active'"
     assert db.execute(f"{active} and pid <> pg_backend_pid()").fetchall() == []

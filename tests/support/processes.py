@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+PATIENCE_S: Final = 60.0  # a process can take long to start on a machine that others use too
+
 # A killed test run must not leave its processes behind: each asks the kernel to die with it.
 _DIE_WITH_PARENT: Final = """
 import ctypes, os, sys
@@ -62,7 +64,7 @@ class PythonProcess:
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), size, 0).decode(errors="replace")
 
-    def wait(self, timeout_s: float = 20.0) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait for its end; return its exit code (negative: the signal that killed it).
 
         Raises:
@@ -73,13 +75,17 @@ class PythonProcess:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {timeout_s:g} s:\n{self.output}") from None
 
-    def wait_for_output(self, text: str, timeout_s: float = 20.0) -> str:
+    def wait_for_output(self, text: str, timeout_s: float = PATIENCE_S) -> str:
         """Wait until it has printed ``text``; return all that it printed.
 
         Raises:
             AssertionError: it did not, or ended before; with what it printed.
         """
-        eventually(lambda: text in self.output or not self.running, timeout_s, what=f"printed {text!r}")
+        try:
+            eventually(lambda: text in self.output or not self.running, timeout_s)
+        except AssertionError:
+            told = f"not within {timeout_s:g} s: {text!r}; it printed:\n{self.output}"
+            raise AssertionError(told) from None
         output = self.output
         assert text in output, f"ended with {self.popen.returncode} before it printed {text!r}:\n{output}"
         return output
