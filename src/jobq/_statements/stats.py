@@ -145,15 +145,15 @@ class _Tally:
 
     def __init__(self) -> None:
         self.numbers: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        self.whole: dict[str, bool] = {}  # tables that were read whole
+        self.steps: dict[str, int] = {}  # of each table one of so many blocks was read
         self._estimated: set[str] = set()  # for every queue
         self._estimated_in: defaultdict[str, set[str]] = defaultdict(set)
 
     def read_counts(self, rows: Rows) -> None:
         """Take in what the blocks held."""
-        for place, queue, jobs, part, oldest_s, whole in rows:
+        for place, queue, jobs, part, oldest_s, step in rows:
             if queue is None:
-                self.whole[place] = whole
+                self.steps[place] = step
                 continue
             numbers = self.numbers[queue]
             numbers[place] = jobs
@@ -164,8 +164,16 @@ class _Tally:
             elif place in {"completed", "discarded"}:
                 numbers[f"{place}_last_hour"] = part
         for place, fields in _FIELDS_OF.items():
-            if not self.whole[place]:
+            if not self.is_whole(place):
                 self._estimated.update(fields)
+
+    def is_whole(self, place: str) -> bool:
+        """Whether a table was read whole."""
+        return self.steps[place] == 1
+
+    def total(self, field: str) -> float:
+        """Return a number of all queues together."""
+        return sum(numbers.get(field, 0) for numbers in self.numbers.values())
 
     def exact(self, field: str, by_queue: dict[str, float]) -> None:
         """Put exact numbers in the place of a sample's."""
@@ -233,12 +241,12 @@ def _queue_stats(schema: str) -> Operation[list[QueueStats]]:
     tally = _Tally()
     known = yield Call(in_schema(KNOWN, schema))
     tally.read_counts((yield Call(in_schema(COUNTS, schema), (list(_FIELDS_OF),))))
-    if not tally.whole["finished"]:
-        yield from _others(schema, tally)
+    if not tally.is_whole("finished"):
         yield from _last_hour(schema, tally)
-    if not tally.whole["scheduled"]:
+        yield from _others(schema, tally)
+    if not tally.is_whole("scheduled"):
         yield from _unknown_kinds(schema, tally)
-    if not tally.whole["ready"]:
+    if not tally.is_whole("ready"):
         yield from _lags(schema, tally)
     return tally.stats(known)
 
@@ -247,17 +255,25 @@ def _others(schema: str, tally: _Tally) -> Operation[None]:
     """Count what was discarded or cancelled one by one, if it is few: a sample would hardly see it."""
     rows = yield Call(in_schema(OTHERS, schema))
     for state in ("discarded", "cancelled"):
-        by_queue = {queue: jobs for found, queue, jobs in rows if found == state}
+        by_queue = {queue: jobs for found, queue, jobs, _ in rows if found == state}
         if sum(by_queue.values()) <= OTHER_ROWS:
             tally.exact(state, by_queue)
         else:
             tally.at_least(state, by_queue)
+    lately = {queue: jobs for found, queue, _, jobs in rows if found == "discarded"}
+    if sum(lately.values()) <= OTHER_ROWS:  # the newest come first, so these are all
+        tally.exact("discarded_last_hour", lately)
+    else:
+        tally.at_least("discarded_last_hour", lately)
 
 
 def _last_hour(schema: str, tally: _Tally) -> Operation[None]:
+    """Count what ended lately one by one if it is little, and improve a sample that saw too little of it."""
     rows = yield Call(in_schema(LAST_HOUR, schema))
     is_exact = sum(row[2] for row in rows) <= HOUR_ROWS
     if not is_exact:
+        if tally.total("completed_last_hour") >= HOUR_ROWS * tally.steps["finished"]:
+            return
         rows = yield Call(in_schema(LAST_HOUR_RATE, schema))
     for state in ("completed", "discarded"):
         by_queue = {queue: jobs for queue, found, jobs in rows if found == state}

@@ -74,12 +74,16 @@ def _of_blocks(place: str, columns: str) -> str:
     ) r where b.place = '{place}'"""
 
 
-# $1: the four tables. A row for each state and queue, and one without a queue that says whether the
-# table was read whole. `part`: of scheduled jobs those of unknown kinds, of finished ones those of the
+_IN_LAST_HOUR: Final = (
+    "finished_at > statement_timestamp() - interval '1 hour' and finished_at <= statement_timestamp()"
+)
+
+# $1: the four tables. A row for each state and queue, and one without a queue that says one of how many of
+# the table's blocks was read. `part`: of scheduled jobs those of unknown kinds, of finished ones those of the
 # last hour.
 COUNTS: Final = f"""
 with {_CHOSEN}
-select place, null::text, 0::float8, 0::float8, null::float8, step = 1 from size
+select place, null::text, 0::float8, 0::float8, null::float8, step from size
 union all
 select 'ready', r.queue, sum(b.weight)::float8, 0,
        max(date_part('epoch', statement_timestamp() - r.ready_at)), null
@@ -93,22 +97,20 @@ select 'running', r.queue, sum(b.weight)::float8, 0, null, null
 {_of_blocks("running", "queue")} group by r.queue
 union all
 select r.state, r.queue, sum(b.weight)::float8,
-       coalesce(sum(b.weight) filter (
-           where r.finished_at > statement_timestamp() - interval '1 hour'
-             and r.finished_at <= statement_timestamp()), 0)::float8, null, null
+       coalesce(sum(b.weight) filter (where {_IN_LAST_HOUR}), 0)::float8, null, null
 {_of_blocks("finished", "queue, state, finished_at")} group by r.state, r.queue
 """
 
 LAST_HOUR: Final = f"""
 select queue, state, count(*)::float8 from (
     select queue, state from {{schema}}.finished
-    where finished_at > statement_timestamp() - interval '1 hour' and finished_at <= statement_timestamp()
+    where {_IN_LAST_HOUR}
     order by finished_at limit {HOUR_ROWS + 1}
 ) f group by queue, state
 """
 
-# The rate at points spread over the hour, each by the time that the next rows took. What stands at the
-# last time of a full probe may be a part of a batch, and is left out.
+# Where the sample saw too few of them: the rate at points spread over the hour, each by the time that the
+# next rows took. What stands at the last time of a full probe may be a part of a batch, and is left out.
 LAST_HOUR_RATE: Final = f"""
 with probe as materialized (
     select slot, statement_timestamp() - interval '1 hour'
@@ -130,10 +132,12 @@ from f where n < {_PROBE_ROWS} or finished_at < last_at or first_at = last_at
 group by queue, state
 """
 
+# All of them, and those of the last hour.
 OTHERS: Final = f"""
-select s.state, x.queue, count(*)::float8 from pg_catalog.unnest(array['discarded', 'cancelled']) s(state)
+select s.state, x.queue, count(*)::float8, count(*) filter (where {_IN_LAST_HOUR})::float8
+from pg_catalog.unnest(array['discarded', 'cancelled']) s(state)
 cross join lateral (
-    select queue from {{schema}}.finished where state = s.state and state <> 'completed'
+    select queue, finished_at from {{schema}}.finished where state = s.state and state <> 'completed'
     order by finished_at desc limit {OTHER_ROWS + 1}
 ) x group by s.state, x.queue
 """
