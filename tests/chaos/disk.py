@@ -111,13 +111,21 @@ class FullDisk:
     def _bring_back(self, stage: Stage) -> None:
         """Start the server if it has given up, as its service manager would."""
 
+        why: psycopg.Error | None = None
+
         def answers() -> bool:
+            nonlocal why
             if self._server.pid is None:
                 self._server.start()
                 stage.count("times the server had given up")
             try:
                 return stage.sql("select 1") == [(1,)]
-            except psycopg.Error:
+            except psycopg.Error as error:
+                why = error
                 return False
 
-        eventually(answers, 60.0, what="the server is back")
+        try:
+            eventually(answers, 60.0, what="the server is back")
+        except AssertionError as error:
+            log = (self._server.data_dir / "server.log").read_text(errors="replace")[-3000:]
+            raise AssertionError(f"{error}: {why}\n{log}") from why
