@@ -15,7 +15,6 @@ import psycopg.conninfo
 
 from jobq._errors import ClientClosed, ConfigError, MiddlewareError
 from jobq._kinds.jobtype import JobRow, JobType, NewJob, prepare, prepare_many
-from jobq._kinds.middleware import change
 from jobq._kinds.options import DEFAULTS, resolve
 from jobq._limits import MAX_ARGUMENTS_BYTES
 from jobq._messages import shown
@@ -254,6 +253,8 @@ class ClientBase(Generic[P, O, C]):
             queue = job.kind.options.get("queue") if isinstance(job.kind, JobType) else None
             job = job.replace(queue=queue or self._defaults.queue)
         try:
+            from jobq._kinds.middleware import change  # noqa: PLC0415 - few clients have one
+
             return change(self._middleware, job)
         except MiddlewareError as error:
             if item is None:

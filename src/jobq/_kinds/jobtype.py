@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, Unpack, cast, overload
 
@@ -10,7 +11,6 @@ from jobq._errors import ArgumentsEncodeError, ConfigError, DuplicateKind
 from jobq._json.arguments import ArgumentsDecoder, Upgrade, check_arguments, describe_type
 from jobq._json.encode import encode
 from jobq._json.flat import flat_writer
-from jobq._kinds.backoff import DEFAULT_BACKOFF, guarded
 from jobq._kinds.options import (
     DEFAULTS,
     JobOptions,
@@ -27,6 +27,7 @@ from jobq._redaction import DEFAULT, Redaction, check_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from datetime import timedelta
     from types import UnionType
 
     from jobq._kinds.backoff import Backoff
@@ -57,7 +58,6 @@ class JobType(Generic[A]):
         kind, args_type, aliases, redact, upgrade, options: as they were given.
         redaction: what is hidden of its jobs, fields of telling names included.
         policy: the backoff as it was given, ``None`` where it was not.
-        backoff: from the number of failures to the wait; always answers with one that can be stored.
         decode: turns a stored document into the arguments; raises ``ArgumentsDecodeError``.
     """
 
@@ -115,7 +115,6 @@ class JobType(Generic[A]):
         self.redaction: Final = Redaction(self.redact)
         self.upgrade: Final = _check_callable("upgrade", upgrade)
         self.policy: Final = _check_callable("backoff", backoff)
-        self.backoff: Final = guarded(backoff or DEFAULT_BACKOFF)
         self.options: Final = options
         self._decoder: Final = ArgumentsDecoder[A](self.kind, args_type, upgrade, self.redaction)
         self.decode: Final[Callable[[bytes | str], A]] = self._decoder.decode
@@ -128,6 +127,14 @@ class JobType(Generic[A]):
             DEFAULTS,
             DEFAULTS._replace(**self._changes),
         )
+
+    @functools.cached_property
+    def backoff(self) -> Callable[[int], timedelta]:
+        """From the number of failures to the wait; always answers with one that can be stored."""
+        # a program that only enqueues asks for none, and would load it at each start
+        from jobq._kinds.backoff import DEFAULT_BACKOFF, guarded  # noqa: PLC0415
+
+        return guarded(self.policy or DEFAULT_BACKOFF)
 
     def encode(self, args: A, max_bytes: int = MAX_ARGUMENTS_BYTES) -> str:
         """Return the arguments as one JSON document.
