@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
@@ -229,6 +230,23 @@ def test_outcomes_that_cannot_be_recorded_stop_the_claiming_at_their_bound(site:
         assert worker.stats()["claimed"] == held["claimed"]
     site.await_finished(300)
     assert starts(site) == dict.fromkeys(job_ids, 1)
+
+
+async def test_a_worker_claims_again_as_soon_as_its_outcomes_are_below_their_bound(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobq._worker.fetcher._LONGEST_PAUSE_S", 3600.0)  # so that it has to be told
+    jobs = jobq.Jobs()
+
+    @jobs.handler("nothing")
+    async def nothing(job: jobq.Job, args: None) -> None: ...
+
+    async with jobq.AsyncClient(dsn) as client:
+        enqueued = await client.enqueue_many(jobq.NewJob(nothing, None) for _ in range(50))
+    bounds = {"pending_outcomes": 1, "completion_batch": 1, "prefetch": 0, "queues": {"default": 1}}
+    async with working(dsn, jobs, **bounds, poll=timedelta(hours=1)) as bench:
+        for one in enqueued:
+            assert (await bench.ended(one.id, 60.0))["state"] == "completed"
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])

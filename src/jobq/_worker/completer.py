@@ -49,6 +49,7 @@ class Completer:
         counters: what it counts.
         on_recorded: told which jobs (id, attempt) have left this worker's hands, however it went.
         on_discarded: told which settlements were recorded as discarded.
+        on_room: called when it was full and is no longer.
         notify: whether jobs handed back may wake listeners.
     """
 
@@ -61,6 +62,7 @@ class Completer:
         counters: Counters,
         on_recorded: Callable[[int, Sequence[Outcome]], None],
         on_discarded: Callable[[Sequence[Settlement]], None],
+        on_room: Callable[[], None],
         *,
         notify: bool,
     ) -> None:
@@ -71,6 +73,7 @@ class Completer:
         self._counters = counters
         self._on_recorded = on_recorded
         self._on_discarded = on_discarded
+        self._on_room = on_room
         self._notify = notify
         self.observers = Observers(())
         self._waiting: defaultdict[int, list[Outcome]] = defaultdict(list)  # by worker id
@@ -185,8 +188,7 @@ class Completer:
     async def _account(self, worker_id: int, batch: Sequence[Outcome], had: set[int], took_s: float) -> None:
         self._counters.completion.add(took_s)
         self._counters.note_database_back()
-        self._count -= len(batch)
-        self._on_recorded(worker_id, batch)
+        self._let_go(worker_id, batch)
         lost = [outcome for outcome in batch if outcome.job_id not in had]
         for outcome in lost:
             self._counters.lost_leases += 1
@@ -204,6 +206,13 @@ class Completer:
         discarded = [o for o in recorded if isinstance(o, Settlement) and o.to == "discarded"]
         if discarded:
             self._on_discarded(discarded)
+
+    def _let_go(self, worker_id: int, batch: Sequence[Outcome]) -> None:
+        was_full = self.is_full
+        self._count -= len(batch)
+        self._on_recorded(worker_id, batch)
+        if was_full and not self.is_full:
+            self._on_room()
 
     async def _complete(self, worker_id: int, batch: Sequence[Completion], *, again: bool) -> set[int]:
         fences = [(o.job_id, o.attempt) for o in batch]
@@ -267,8 +276,7 @@ class Completer:
                 again,
                 extra=_fields(outcome, worker_id),
             )
-            self._count -= 1
-            self._on_recorded(worker_id, [plain])
+            self._let_go(worker_id, [plain])
             return
         await self._account(worker_id, [plain], had, took_s)
 

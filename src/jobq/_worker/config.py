@@ -69,7 +69,7 @@ class WorkerConfig:
     rescue_interval: timedelta = timedelta(seconds=5)
     completion_batch: int = 250
     completion_delay: timedelta = timedelta(milliseconds=4)
-    pending_outcomes: int = 10_000
+    pending_outcomes: int = 2_000
     exit_when_blocked: bool = True
     leads: bool = True
 

@@ -73,7 +73,7 @@ class Fetcher:
         self.rescans = True  # off only where a test proves that the marks need no backstop
 
     def note_room(self) -> None:
-        """A slot has become free."""
+        """A slot has become free, or outcomes were recorded of which there had been too many."""
         self._wake.set()
 
     def note_news(self, queue: str | None) -> None:

@@ -125,6 +125,7 @@ class Parts:
             self.counters,
             self._recorded,
             self._discarded,
+            self._room,
             notify=notify,
         )
         self._control = Control(self._links.duties, schema, self.lines, self.executor, self._news)
