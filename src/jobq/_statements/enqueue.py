@@ -7,7 +7,6 @@ from typing import Final
 from jobq._errors import DatabaseError
 from jobq._kinds.jobtype import JobColumns, JobRow
 from jobq._operation import Call, Constants, Operation, atomic
-from jobq._statements.enqueue_unique import enqueue_unique
 from jobq._statements.insert import (
     IS_DUE,
     NOTIFY,
@@ -92,6 +91,8 @@ def enqueue_many(schema: str, jobs: JobColumns, *, notify: bool) -> Operation[li
         return []
     if any(one.unique_key is not None for one in jobs.various_options):
         rows = [JobRow(*row) for row in zip(*jobs, strict=True)]
+        from jobq._statements.enqueue_unique import enqueue_unique  # noqa: PLC0415 - many programs have none
+
         return (yield from enqueue_unique(schema, rows, notify=notify))
     answer = yield insert_call(ENQUEUE_MANY, schema, jobs, notify=notify)
     return [Enqueued(line[0], inserted=True) for line in answer]
