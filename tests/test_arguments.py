@@ -7,11 +7,11 @@ import json
 import math
 import sys
 import uuid  # noqa: TC003 - dataclasses look it up
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, cast
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -713,3 +713,32 @@ class TestUpgrade:
             decoder.decode("{}")
         with pytest.raises(ArgumentsDecodeError, match=r"\$\.to: nan"):
             ArgumentsDecoder[Any]("k", EmailArgs, lambda _: {"to": math.nan}).decode("{}")
+
+
+def unwritten(name: str) -> str:
+    """Return a name as a module has it that was just loaded: no JSON writer has seen this string."""
+    return "".join(list(name))
+
+
+@pytest.mark.parametrize("name", ["größe", "日本", "naïve"])
+def test_members_with_names_beyond_ascii_are_read_in_a_process_that_never_wrote_them(name: str) -> None:
+    plain = make_dataclass("plain", [(unwritten(name), int)])
+    assert ArgumentsDecoder[Any]("k", plain).decode(f'{{"{name}":5}}') == plain(5)
+    optional = make_dataclass("optional", [(unwritten(name), int, 0)])
+    nested = make_dataclass("nested", [("inner", list[optional | None])])  # type: ignore[valid-type]
+    document = f'{{"inner":[{{"{name}":5}}]}}'
+    assert ArgumentsDecoder[Any]("k", nested).decode(document) == nested([optional(5)])
+    typed: Any = cast("Any", TypedDict)("typed", {unwritten(name): int}, total=False)
+    assert ArgumentsDecoder[Any]("k", dict[str, typed]).decode(f'{{"a":{{"{name}":5}}}}') == {"a": {name: 5}}
+
+
+@dataclass
+class Tree:
+    leaves: int
+    branches: list[Tree]
+
+
+def test_a_type_that_holds_itself_is_read() -> None:
+    assert ArgumentsDecoder[Any]("k", Tree).decode(
+        '{"leaves":1,"branches":[{"leaves":2,"branches":[]}]}'
+    ) == Tree(1, [Tree(2, [])])

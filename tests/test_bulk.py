@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -16,6 +17,7 @@ from jobq._statements.bulk_sql import Settings, When
 from jobq._statements.filter import WALK, JobFilter, Place, Query, list_jobs, window
 from jobq._statements.operator_log import Entry
 from jobq._statements.outcomes import complete, settle
+from tests.support.polling import eventually
 from tests.support.storage import BOOM, SCHEMA, Storage, hold, in_background, settlement
 from tests.test_plans import explain, whole_scans
 
@@ -513,3 +515,21 @@ def test_every_action_has_its_states_and_each_single_action_is_one() -> None:
     ):
         assert "operator_log" in hold(operation).sql
     assert hold(count_jobs(SCHEMA, JobFilter(), None, None)).replan
+
+
+def test_a_batch_that_postgresql_ends_to_break_a_deadlock_is_done_again(
+    dsn: str, client: jobq.Client, db: psycopg.Connection
+) -> None:
+    first, second = (one.id for one in client.enqueue_many(jobq.NewJob("k", {}) for _ in range(2)))
+    lock = "select from jobq.ready where job_id = %s for update"
+    waiting = "select count(*) from pg_locks where not granted"
+    with psycopg.connect(dsn) as other, ThreadPoolExecutor(1) as elsewhere:
+        other.execute("set deadlock_timeout = '1h'")  # so that it is the batch that notices
+        other.execute(lock, [second])
+        moved = elsewhere.submit(client.bulk.move, JobFilter(ids=[first, second]), priority=3)
+        eventually(lambda: db.execute(waiting).fetchone() == (1,), what="it has the first, and waits")
+        db.commit()
+        other.execute(lock, [first])  # it is there when the batch was ended
+        other.commit()
+        assert moved.result(60).changed == 2
+    assert {client.get(job_id).priority for job_id in (first, second)} == {3}

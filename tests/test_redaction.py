@@ -145,6 +145,23 @@ def test_a_text_that_was_cut_in_the_middle_of_a_secret_ends_before_it() -> None:
     assert secrets(ARGS).out_of(f"card {CARD[:9]}", is_cut=True) == f"card {HIDDEN}"
 
 
+def test_a_secret_that_was_cut_in_the_middle_of_a_text_is_hidden_as_well() -> None:
+    assert secrets(ARGS).out_of(f"card '{CARD[:9]}… of cards…") == f"card '{HIDDEN}… of cards…"
+    assert secrets(ARGS).out_of("a text… that is cut…") == "a text… that is cut…"
+
+
+def test_each_line_of_a_secret_is_hidden_however_it_is_indented() -> None:
+    lines = [f"-----BEGIN KEY-----{n}" for n in range(3)]
+    found = secrets({"password": "\n".join(lines)})
+    shown = found.out_of("".join(f"    | {line}\n" for line in lines))
+    assert shown == f"    | {HIDDEN}\n" * 3
+
+
+def test_a_secret_is_hidden_where_it_is_written_in_ascii() -> None:
+    secret = "pässwörter"
+    assert secrets({"password": secret}).out_of(f"key {secret!a}") == f"key '{HIDDEN}'"
+
+
 # What is shown of a job before it is stored
 
 
@@ -177,6 +194,20 @@ def test_a_refusal_of_arguments_quotes_no_secret() -> None:
     assert CARD not in str(undecodable.value)
     with pytest.raises(jobq.ArgumentsEncodeError, match="another"):
         jobq.JobType("k", Card).encode(Card("another"))  # type: ignore[arg-type]
+
+
+def test_nor_does_what_an_upgrade_hook_says_however_long_the_secret_is() -> None:
+    token = "".join(f"{n:05}" for n in range(400))
+
+    def upgrade(args: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError(f"cannot upgrade {args}")
+
+    kind = jobq.JobType("k", dict[str, Any], upgrade=upgrade)
+    with pytest.raises(jobq.ArgumentsDecodeError) as caught:
+        kind.decode(json.dumps({"token": token, "n": "1" * 5_000}))
+    assert token[:8] not in str(caught.value)
+    assert str(caught.value).endswith("1…")
+    assert len(str(caught.value)) < 3_000
 
 
 def test_a_computed_key_is_readable_without_secrets(client: jobq.Client) -> None:
@@ -222,6 +253,22 @@ async def test_neither_log_nor_history_quotes_what_a_kind_hides(
     assert f"cannot charge {HIDDEN} of {HIDDEN}" in caplog.text
     assert CARD not in caplog.text
     assert "hunter2" not in caplog.text
+
+
+async def test_nor_does_a_group_of_exceptions(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    jobs = jobq.Jobs()
+    secret = "\n".join(f"a line of a key: {n}" for n in range(20))
+
+    @jobs.handler("pay", max_attempts=1)
+    async def pay(job: jobq.Job, args: dict[str, Any]) -> None:
+        raise ExceptionGroup("all of it failed", [ValueError(f"no key: {args['password']}")])
+
+    async with working(dsn, jobs) as bench:
+        job_id = (await bench.client.enqueue("pay", {"password": secret}, max_attempts=1)).id
+        await bench.ended(job_id)
+        (error,) = await bench.client.errors(job_id)
+    assert "no key" in error.traceback
+    assert "a line of" not in error.message + error.traceback + caplog.text
 
 
 async def test_nor_does_a_handler_in_a_process(dsn: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 import jobq
+from jobq._worker.decide import Parking
 from tests.support.inprocess import working
 from tests.support.polling import eventually_async
 
@@ -338,6 +339,28 @@ async def test_a_kind_without_a_handler_is_warned_of_once(dsn: str, caplog: pyte
         ("DEBUG", "a"),
     ]
     assert "jobqctl cancel --kind" in lines[0].getMessage()
+
+
+async def test_work_behind_very_many_jobs_of_an_unknown_kind_is_reached(dsn: str) -> None:
+    """One slot, and by the time that so many are parked one by one, the first of them are back."""
+    jobs = jobq.Jobs()
+
+    @jobs.handler("live")
+    async def live(job: jobq.Job, args: None) -> None: ...
+
+    async with jobq.AsyncClient(dsn) as client:
+        await client.enqueue_many(jobq.NewJob("unknown", None, priority=5) for _ in range(30_000))
+        job = await client.enqueue(live, None)
+    async with working(dsn, jobs, queues={"default": 1}) as bench:
+        assert (await bench.ended(job.id, 30.0))["state"] == "completed"
+
+
+def test_so_many_are_parked_for_longer() -> None:
+    parking = Parking()
+    delays = [parking.delay_s(5.0) for _ in range(100_001)]
+    assert delays[0] == pytest.approx(10.0)
+    assert delays[-1] == pytest.approx(10.0 + 100_000 / 2_000)
+    assert parking.delay_s(1_000.0) == pytest.approx(10.0), "when they are gone, it is as before"
 
 
 async def test_s69_an_unknown_kind_is_parked_and_uses_no_attempt(dsn: str) -> None:

@@ -34,13 +34,18 @@ def shown_query(query: str, limit: int) -> str:
     return text if end >= len(text) else f"{text[:end]}…"
 
 
-def told(error: BaseException) -> str:
-    """Return an error that is told within another's message: its class and its text, whatever that does."""
+def told(error: BaseException, limit: int | None = _MAX_TOLD) -> str:
+    """Return an error that is told within another's message: its class and its text, whatever that does.
+
+    Args:
+        error: what is told.
+        limit: characters of it, ``None`` for all: a secret that is cut is not found any more.
+    """
     try:
         text = str.__str__(str(error))
     except Exception:  # noqa: BLE001 - an exception of the user's own
         text = ""
-    text = text if len(text) <= _MAX_TOLD else f"{text[:_MAX_TOLD]}…"
+    text = text if limit is None or len(text) <= limit else f"{text[:limit]}…"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -14,12 +14,15 @@ from collections.abc import Generator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from jobq._errors import Error
+from jobq._errors import DatabaseError, Error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 T = TypeVar("T")
+
+_DEADLOCK: Final = "40P01"
+_TRIES: Final = 5
 
 Row: TypeAlias = tuple[Any, ...]  # a driver's row: each operation knows what its own columns are
 Rows: TypeAlias = Sequence[Row]
@@ -94,6 +97,20 @@ async def run_async(operation: Operation[T], execute: Callable[[Call], Awaitable
     except StopIteration as done:
         result: T = done.value
         return result
+
+
+def again_after_deadlock(make: Callable[[], Operation[T]]) -> Operation[T]:
+    """Run an operation, and anew when PostgreSQL ends it to break a deadlock, five times at the most.
+
+    Only for what is a transaction by itself: then nothing of it is left.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return (yield from make())
+        except DatabaseError as error:
+            if getattr(error.__cause__, "sqlstate", None) != _DEADLOCK:
+                raise
+    return (yield from make())
 
 
 def atomic(operation: Operation[T]) -> Operation[T]:

@@ -24,6 +24,8 @@ HIDDEN: Final = "***"
 
 MAX_FIELD_BYTES: Final = 128
 _SHORTEST: Final = 4  # characters of a value that is looked for in texts: shorter ones stand in many a word
+_CUT: Final = "…"  # what our messages end a value with that they cut
+_LONGEST_PART: Final = 600  # characters: where messages cut, they leave fewer
 _MOST_VALUES: Final = 1_000  # of one job; a text of one that hides more is hidden whole
 
 _WORD_ENDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^0-9A-Za-z]+")
@@ -113,21 +115,32 @@ class Secrets:
         self._documents = documents
 
     def out_of(self, text: str, *, is_cut: bool = False) -> str:
-        """Return a text without them; where it was cut, without a part of one at its end."""
+        """Return a text without them, and without a part of one where something was cut.
+
+        Args:
+            text: what may quote them.
+            is_cut: whether its end is such a place; others are told by their ``…``.
+        """
         values = self._values
         if values is None:
             return HIDDEN if text else text
         if not values:
             return text
-        text = self._pattern.sub(HIDDEN, text)
-        return self._without_part(text) if is_cut else text
+        parts = self._pattern.sub(HIDDEN, text).split(_CUT)
+        last = parts.pop()
+        return _CUT.join([*map(self._without_part, parts), self._without_part(last) if is_cut else last])
 
     def _without_part(self, text: str) -> str:
-        for size in range(len(text), _SHORTEST - 1, -1):
-            end = text[-size:]
-            if any(value.startswith(end) for value in self._values or ()):
-                return text[:-size] + HIDDEN
-        return text
+        """Return a text without the beginning of a secret at its end."""
+        tail = text[-_LONGEST_PART:]
+        begins: list[int] = []
+        for value in self._values or ():
+            at = tail.find(value[:_SHORTEST])
+            while at >= 0 and not value.startswith(tail[at:]):
+                at = tail.find(value[:_SHORTEST], at + 1)
+            if at >= 0:
+                begins.append(len(tail) - at)
+        return f"{text[: -max(begins)]}{HIDDEN}" if begins else text
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -183,12 +196,18 @@ def _read(name: str) -> tuple[str, bool]:
 
 
 def _forms(value: object) -> Iterator[str]:
-    """Yield how a value is written: in a text, in JSON, in Python."""
+    """Yield how a value is written: in a text, in JSON, in Python.
+
+    Of several lines, each by itself as well: tracebacks indent them.
+    """
     if isinstance(value, str):
         yield value
         yield json.dumps(value)[1:-1]
         yield json.dumps(value, ensure_ascii=False)[1:-1]
         yield repr(value)[1:-1]
+        yield ascii(value)[1:-1]
+        if len(lines := value.splitlines()) > 1:
+            yield from map(str.strip, lines)
     elif value is not None and not isinstance(value, bool):
         yield str(value)
 

@@ -30,6 +30,7 @@ Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 _Decode: TypeAlias = Callable[[bytes | str], Any]
 
+_MAX_TOLD: Final = 2_000  # characters of an error
 _MAX_ERRORS_TOLD: Final = 5  # of one document: pydantic finds all of them
 
 _AT: Final = re.compile(r"(?s)(.*) - at `(\$.*)`")
@@ -102,7 +103,8 @@ class ArgumentsDecoder(Generic[A]):
         said = _describe(error)
         text = raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
         told = Secrets(self._redaction, lambda: _documents(text)).out_of(said)
-        return told, error if told == said else None
+        cause = error if told == said else None
+        return told if len(told) <= _MAX_TOLD else f"{told[:_MAX_TOLD]}…", cause
 
     def prepare(self) -> None:
         """Build the decoder now, so that a type that cannot be decoded shows at start.
@@ -180,7 +182,27 @@ def _decoder_of(args_type: object) -> _Decode:
         return cast("_Decode", cast("Any", args_type).model_validate_json)
     if hasattr(args_type, "__pydantic_validator__"):  # a pydantic dataclass
         return cast("_Decode", cast("Any", args_type).__pydantic_validator__.validate_json)
-    return msgspec.json.Decoder(cast("type[Any]", args_type), dec_hook=_decode_foreign).decode
+    decoder = msgspec.json.Decoder(cast("type[Any]", args_type), dec_hook=_decode_foreign)
+    _write_names(args_type)
+    return decoder.decode
+
+
+def _write_names(args_type: object) -> None:
+    """Write each member's name once: msgspec (0.23) finds one that is not ASCII only then.
+
+    Until then it skips that member of a dataclass or TypedDict as if the type did not know it.
+    """
+    waiting: list[object] = [msgspec.inspect.type_info(args_type)]
+    seen: dict[int, object] = {}
+    while waiting:
+        info = waiting.pop()
+        if isinstance(info, tuple):
+            waiting += cast("tuple[object, ...]", info)
+        elif isinstance(info, msgspec.inspect.Field | msgspec.inspect.Type) and id(info) not in seen:
+            seen[id(info)] = info
+            if isinstance(info, msgspec.inspect.Field):
+                msgspec.json.encode(info.name)
+            waiting += [getattr(info, name) for name in info.__struct_fields__]
 
 
 def _checker_of(args_type: object) -> _Decode | None:
@@ -230,7 +252,7 @@ def _describe(error: Exception) -> str:
         first = "; ".join(f"{each['msg']} - at `{_path(each['loc'])}`" for each in found[:_MAX_ERRORS_TOLD])
         more = len(found) - _MAX_ERRORS_TOLD
         return f"{first}; and {more} more" if more > 0 else first
-    return told(error)
+    return told(error, limit=None)  # cut later: nobody finds a secret that is cut
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 from jobq._errors import ConfigError, JobConflict
 from jobq._kinds.options import changes
 from jobq._messages import shown
-from jobq._operation import Call, Operation, in_schema
+from jobq._operation import Call, Operation, Rows, again_after_deadlock, in_schema
 from jobq._statements.bulk_sql import WRITERS, Settings, When, Written
 from jobq._statements.control import control_sql
 from jobq._statements.filter import (
@@ -148,7 +148,7 @@ with {step.ctes}, {written.ctes}, {self._logged(query, written)}
 select {seen(step, place.state)}, {written.done}, {written.conflicting}, {written.holders},
        (select id from logged), {written.sent}
 """
-        rows = yield Call(control_sql(sql, self._schema), query.params, replan=True)
+        rows = yield from _redone(Call(control_sql(sql, self._schema), query.params, replan=True))
         count, job_id, ended, done, conflicting, holders, self._log_id, _ = rows[0]
         self._note(count, done, list(zip(conflicting or [], holders or [], strict=True)), place.state)
         self._place = next_place(self._walk, place, step, count, job_id, ended)
@@ -176,6 +176,13 @@ select {seen(step, place.state)}, {written.done}, {written.conflicting}, {writte
             (*before.conflicting, *(BulkConflict(*conflict) for conflict in conflicts[:room])),
             before.looked_at + count,
         )
+
+
+def _redone(call: Call) -> Operation[Rows]:
+    def operation() -> Operation[Rows]:
+        return (yield call)
+
+    return again_after_deadlock(operation)
 
 
 def _walk(action: Action, chosen: JobFilter) -> list[JobState]:
@@ -290,7 +297,7 @@ def _to_one(
             first = len(query.params) + 1
             logged = logged_as(first, jobs="1", where=f"{written.done} > 0")
             sql = f"with {step.ctes}, {written.ctes}, {logged} select {written.done}, {written.sent}"
-            rows = yield Call(control_sql(sql, schema), [*query.params, *params], replan=True)
+            rows = yield from _redone(Call(control_sql(sql, schema), [*query.params, *params], replan=True))
             if rows[0][0]:
                 return
         info = yield from get_job(schema, job_id)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from jobq._errors import DatabaseError
 from jobq._kinds.jobtype import JobColumns, JobRow
-from jobq._operation import Call, Constants, Operation, atomic
+from jobq._operation import Call, Constants, Operation, again_after_deadlock, atomic
 from jobq._statements.insert import (
     IS_DUE,
     NOTIFY,
@@ -98,21 +97,10 @@ def enqueue_many(schema: str, jobs: JobColumns, *, notify: bool) -> Operation[li
     return [Enqueued(line[0], inserted=True) for line in answer]
 
 
-# A deadlock between calls with unique keys is possible where one of them has to look again for a key while it
-# holds others. The transaction being ours, it is simply done again.
-_DEADLOCK: Final = "40P01"
-_TRIES: Final = 5
-
-
 def enqueue_atomically(schema: str, jobs: JobColumns, *, notify: bool) -> Operation[list[Enqueued]]:
     """Make many jobs as `enqueue_many` does, in a transaction of their own on a connection in autocommit.
 
     With unique keys several statements may follow: together, and each with its own snapshot.
     """
-    for _ in range(_TRIES - 1):
-        try:
-            return (yield from atomic(enqueue_many(schema, jobs, notify=notify)))
-        except DatabaseError as error:
-            if getattr(error.__cause__, "sqlstate", None) != _DEADLOCK:
-                raise
-    return (yield from atomic(enqueue_many(schema, jobs, notify=notify)))
+    # Possible where a call has to look again for a key while it holds others.
+    return (yield from again_after_deadlock(lambda: atomic(enqueue_many(schema, jobs, notify=notify))))

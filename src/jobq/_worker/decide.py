@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jobq._types import Job
 
 UNKNOWN_KIND_DELAY_S: Final = 10.0
+_RETURNS_A_SECOND: Final = 2_000  # of jobs of unknown kinds: what a worker parks again beside its work
 _RNG: Final = random.Random()  # noqa: S311 - spreads load, guards nothing
 TIME_LIMIT_TYPE: Final = "jobq.TimeLimit"
 
@@ -97,13 +98,31 @@ def on_failure(
     return Settlement(job.id, job.attempt, "scheduled", "retry", delay_s, failed=True, failure=failure)
 
 
-def refuse(row: Claimed, *, is_known: bool, is_paused: bool = False) -> Settlement | None:
+class Parking:
+    """When the jobs come back that a worker has no handler for: soon, but not faster than it can park them.
+
+    Tens of thousands of one kind that come back together would be all that a worker with few slots claims.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def delay_s(self, now: float) -> float:
+        """Return for how long to park one more, by the monotonic clock's ``now``."""
+        self._last = max(now + UNKNOWN_KIND_DELAY_S, self._last + 1 / _RETURNS_A_SECOND)
+        return self._last - now
+
+
+def refuse(
+    row: Claimed, *, is_known: bool, is_paused: bool = False, park_s: float = UNKNOWN_KIND_DELAY_S
+) -> Settlement | None:
     """Decide what becomes of a claimed job that must not be started here; ``None``: it may be.
 
     Args:
         row: the claimed job.
         is_known: whether there is a handler for its kind.
         is_paused: whether an operator has paused its kind.
+        park_s: for how long it is parked where there is none.
     """
     if row.kind is None:
         return Settlement(row.job_id, row.attempt, "discarded", "its payload is missing")
@@ -111,7 +130,7 @@ def refuse(row: Claimed, *, is_known: bool, is_paused: bool = False) -> Settleme
         return Settlement(row.job_id, row.attempt, "discarded", "expired before it was started")
     if not is_known:
         # Parked, not failed: a worker of another version may know it.
-        return Settlement(row.job_id, row.attempt, "scheduled", "unknown kind", delay_s=UNKNOWN_KIND_DELAY_S)
+        return Settlement(row.job_id, row.attempt, "scheduled", "unknown kind", delay_s=park_s)
     return put_back(row.job_id, row.attempt) if is_paused else None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from jobq._errors import DatabaseUnavailable, Error
 from jobq._statements.claim import claim, refresh
-from jobq._worker.decide import UNKNOWN_KIND_DELAY_S, hand_back, refuse
+from jobq._worker.decide import UNKNOWN_KIND_DELAY_S, Parking, hand_back, refuse
 from jobq._worker.execution import Execution
 from jobq._worker.observers import Observers
 
@@ -66,6 +66,7 @@ class Fetcher:
         self._listener = listener
         self._counters = counters
         self._unknown_kinds: set[str] = set()
+        self._parking = Parking()
         self.observers = Observers(())
         self.is_stopping = False
         self._wake = asyncio.Event()
@@ -208,7 +209,8 @@ class Fetcher:
         for row in claimed:
             identity.known.add((row.job_id, row.attempt))
             handler = self._jobs.lookup(row.kind) if row.kind is not None else None
-            refused = refuse(row, is_known=handler is not None, is_paused=row.kind in paused)
+            park_s = self._parking.delay_s(now) if handler is None else 0.0
+            refused = refuse(row, is_known=handler is not None, is_paused=row.kind in paused, park_s=park_s)
             if handler is None or refused is not None:
                 if row.kind is not None and handler is None:
                     self._note_unknown(row, row.kind, identity)
@@ -216,6 +218,7 @@ class Fetcher:
                 continue
             execution = Execution(row, identity, line, handler, now)
             (suspects if row.crashes else plain).append(execution)
+        line.note_taken(len(claimed), len(plain) + len(suspects))
         if self.observers and (suspects or plain):
             self.observers.claimed(line.queue, [one.job for one in (*plain, *suspects)], took_s)
         line.held.extend(plain)
@@ -232,8 +235,8 @@ class Fetcher:
             self._unknown_kinds.add(kind)
         logger.log(
             logging.WARNING if is_news else logging.DEBUG,
-            "kind %r has no handler in this worker: job %d and others of it wait, and are tried again every "
-            "%.0f s. Start a worker that has one, name the kind in the aliases of another handler, or have "
+            "kind %r has no handler in this worker: job %d and others of it wait, and are tried again after "
+            "%.0f s or more. Start a worker that has one, name the kind in the aliases of another handler, or have "
             "the jobs cancelled: `jobqctl cancel --kind`",
             kind,
             row.job_id,
