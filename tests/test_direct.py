@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+from psycopg.adapt import Loader
 
 import jobq
 from jobq._operation import Call, Constants, Operation, Rows
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
     import psycopg
+    from psycopg.abc import Buffer
 
 T = TypeVar("T")
 
@@ -61,6 +63,23 @@ async def test_values_come_back_as_they_went(client: jobq.Client, async_client: 
         for replan in (False, True):
             assert client._run(ask(sql, *values, replan=replan)) == expected
             assert await async_client._run(ask(sql, *values, replan=replan)) == expected
+
+
+class Odd(Loader):
+    """Reads everything as something else."""
+
+    def load(self, data: Buffer) -> str:
+        return f"odd {bytes(data)!r}"
+
+
+def test_what_a_user_registers_on_a_connection_changes_none_of_our_reading(client: jobq.Client) -> None:
+    with client.pool.connection() as connection:
+        for name in ("int8", "text", "timestamptz", "bool", "jsonb"):
+            connection.adapters.register_loader(name, Odd)
+        assert connection.execute("select 1::int8").fetchone() == ("odd b'1'",)
+    made = client.enqueue("k", {"a": 1})
+    job = client.get(made.id)
+    assert (job.id, job.state, job.args, job.created_at.tzinfo) == (made.id, "ready", {"a": 1}, UTC)
 
 
 async def test_statements_without_rows_have_none(client: jobq.Client, async_client: jobq.AsyncClient) -> None:

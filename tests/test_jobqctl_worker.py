@@ -98,6 +98,17 @@ def is_alive(pid: int) -> bool:
 # Stops
 
 
+def test_s15_a_process_full_of_handlers_that_ignore_their_time_limit_is_replaced(stage: Stage) -> None:
+    stubborn = [stage.enqueue("thread", timeout="0.3 seconds") for _ in range(5)]
+    supervisor = stage.start("--queue", "default=5", "--grace", "1")
+    stage.await_runs(*stubborn)
+    quick = [stage.enqueue("quick") for _ in range(10)]
+    assert not any(map(stage.traces, quick)), "all slots are taken"
+    eventually(lambda: {stage.job(job_id)[0] for job_id in quick} == {"completed"}, 60.0, what="they ran")
+    assert "hold as many slots again as a queue has: the worker stops" in supervisor.output
+    assert supervisor.output.count("started (pid") >= 2
+
+
 @pytest.mark.parametrize("kind", ["swallow", "thread", "process"])
 def test_s22_handlers_that_ignore_their_cancellation_end_with_their_process(stage: Stage, kind: str) -> None:
     job_id = stage.enqueue(kind)

@@ -14,11 +14,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import select
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 from psycopg import errors, generators
-from psycopg.adapt import Transformer
+from psycopg.adapt import AdaptersMap, Transformer
 from psycopg.pq import ExecStatus
 
 from jobq._driver_errors import DRIVER_ERRORS, map_error
@@ -44,6 +44,16 @@ _SUCCESS: Final = frozenset(map(int, (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_O
 _STALE: Final = frozenset({"0A000", "26000", "42P05"})
 
 
+class _Context(NamedTuple):
+    """What a reader reads with: psycopg's own ways, whatever somebody has registered on the connection."""
+
+    adapters: AdaptersMap
+    connection: psycopg.BaseConnection[Any]
+
+
+_ADAPTERS: Final = AdaptersMap(psycopg.adapters)
+
+
 class _Statement:
     """A text as one connection sends it and reads its rows.
 
@@ -58,7 +68,7 @@ class _Statement:
     def __init__(self, text: bytes, name: bytes | None, connection: psycopg.BaseConnection[Any]) -> None:
         self.text: Final = text
         self.name: Final = name
-        self.reader: Final = Transformer(connection)
+        self.reader: Final = Transformer(_Context(_ADAPTERS, connection))
 
 
 class Direct:

@@ -236,8 +236,8 @@ class Fetcher:
         logger.log(
             logging.WARNING if is_news else logging.DEBUG,
             "kind %r has no handler in this worker: job %d and others of it wait, and are tried again after "
-            "%.0f s or more. Start a worker that has one, name the kind in the aliases of another handler, or have "
-            "the jobs cancelled: `jobqctl cancel --kind`",
+            "%.0f s or more. Start a worker that has one, name the kind in the aliases of another handler, "
+            "or have the jobs cancelled: `jobqctl cancel --kind`",
             kind,
             row.job_id,
             UNKNOWN_KIND_DELAY_S,
