@@ -495,12 +495,12 @@ def test_s83_a_list_of_odd_texts_is_aligned_or_escaped_on_any_terminal(
 def test_s83_pipes_that_close_early_are_no_accident(dsn: str, client: jobq.Client) -> None:
     client.enqueue_many([jobq.NewJob("k", {"n": n}) for n in range(500)])
     command = " ".join(jobqctl("list", "--limit", "500"))
-    for shell in (
-        f"{command} | head -1",
-        f"{command} --json | head -c 1",
-        f"{command} >&-",
-        f"{command} > /dev/full",
-    ):
+    for shell, codes in {
+        f"set -o pipefail; {command} | head -1": {0, 1},  # 0 where all of it was in the pipe before it closed
+        f"set -o pipefail; {command} --json | head -c 1": {0, 1},
+        f"{command} >&-": {0},
+        f"{command} > /dev/full": {1},
+    }.items():
         ran = subprocess.run(
             ["bash", "-c", shell],
             env={**os.environ, "DATABASE_URL": dsn},
@@ -510,6 +510,7 @@ def test_s83_pipes_that_close_early_are_no_accident(dsn: str, client: jobq.Clien
             timeout=60,
         )
         assert "Traceback" not in ran.stderr, (shell, ran.stderr)
+        assert ran.returncode in codes, (shell, ran.stderr)
 
 
 def test_a_table_in_a_pipe_has_one_line_a_row_however_long(dsn: str, client: jobq.Client) -> None:

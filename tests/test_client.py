@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 import jobq
@@ -20,6 +21,7 @@ from jobq._clients.base import ClientBase
 from jobq._clients.bulk import AsyncBulk, Bulk
 from jobq._clients.periodic import AsyncPeriodic, Periodic
 from jobq._clients.queues import AsyncQueues, Queues
+from jobq.cli.app import app
 
 if TYPE_CHECKING:
     from tests.conftest import SpawnPython
@@ -214,6 +216,9 @@ def test_s64_large_integers_keep_their_digits(dsn: str, db: psycopg.Connection[A
     with jobq.Client(dsn) as client:
         job = client.enqueue("k", {"id": 1970670598291982290})
         assert client.get(job.id).args == {"id": 1970670598291982290}
+    for command in (["show", str(job.id)], ["show", str(job.id), "--json"], ["list", "--json"]):
+        shown = CliRunner().invoke(app, [*command, "--dsn", dsn])
+        assert "1970670598291982290" in shown.output, shown.output
     assert db.execute("select args ->> 'id' from jobq.jobs").fetchone() == ("1970670598291982290",)
 
 

@@ -352,6 +352,11 @@ def test_s50_twenty_thousand_jobs_with_one_computed_key_twice_are_made_in_order_
     )
     assert [stored[job.id] for job in made] == [3 if n == 15_000 else n for n in range(20_000)]
     assert client.get(made[3].id).args == {"customer_id": 3, "note": ""}
+    strict = jobq.JobType("strict", Order, unique=Unique(by_args=["customer_id"], on_conflict="raise"))
+    new = [jobq.NewJob(strict, Order(n)) for n in range(20_000)]
+    with pytest.raises(jobq.UniqueConflict):
+        client.enqueue_many([*new, new[3]])
+    assert db.execute("select count(*) from jobq.job where kind = 'strict'").fetchone() == (0,)
 
 
 def test_a_bulk_call_may_mix_all_flavours(client: jobq.Client) -> None:
