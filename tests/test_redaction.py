@@ -148,6 +148,7 @@ def test_a_text_that_was_cut_in_the_middle_of_a_secret_ends_before_it() -> None:
 def test_a_secret_that_was_cut_in_the_middle_of_a_text_is_hidden_as_well() -> None:
     assert secrets(ARGS).out_of(f"card '{CARD[:9]}… of cards…") == f"card '{HIDDEN}… of cards…"
     assert secrets(ARGS).out_of("a text… that is cut…") == "a text… that is cut…"
+    assert secrets(ARGS).out_of("…" * 2_000) == HIDDEN
 
 
 def test_each_line_of_a_secret_is_hidden_however_it_is_indented() -> None:

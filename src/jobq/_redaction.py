@@ -26,7 +26,7 @@ MAX_FIELD_BYTES: Final = 128
 _SHORTEST: Final = 4  # characters of a value that is looked for in texts: shorter ones stand in many a word
 _CUT: Final = "…"  # what our messages end a value with that they cut
 _LONGEST_PART: Final = 600  # characters: where messages cut, they leave fewer
-_MOST_VALUES: Final = 1_000  # of one job; a text of one that hides more is hidden whole
+_MOST_VALUES: Final = 1_000  # of one job, and cuts in a text; where there are more, it is hidden whole
 
 _WORD_ENDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^0-9A-Za-z]+")
 _TELLING: Final = re.compile(
@@ -127,6 +127,8 @@ class Secrets:
         if not values:
             return text
         parts = self._pattern.sub(HIDDEN, text).split(_CUT)
+        if len(parts) > _MOST_VALUES:
+            return HIDDEN
         last = parts.pop()
         return _CUT.join([*map(self._without_part, parts), self._without_part(last) if is_cut else last])
 
