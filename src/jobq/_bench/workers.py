@@ -104,9 +104,9 @@ def registry(work: Work) -> jobq.Jobs:
         progress.value = next(count)
 
     async def fail_once(job: jobq.Job, args: workload.EmailArgs) -> None:  # noqa: ARG001
+        progress.value = next(count)
         if job.attempt == 1:
             raise ConnectionError("no route to the mail server")
-        progress.value = next(count)
 
     async def snooze(job: jobq.Job, args: workload.EmailArgs) -> None:  # noqa: ARG001
         progress.value = next(count)
