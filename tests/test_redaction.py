@@ -149,6 +149,8 @@ def test_a_secret_that_was_cut_in_the_middle_of_a_text_is_hidden_as_well() -> No
     assert secrets(ARGS).out_of(f"card '{CARD[:9]}… of cards…") == f"card '{HIDDEN}… of cards…"
     assert secrets(ARGS).out_of("a text… that is cut…") == "a text… that is cut…"
     assert secrets(ARGS).out_of("…" * 2_000) == HIDDEN
+    token = "".join(f"{n:05}" for n in range(2_000))
+    assert secrets({"token": token}).out_of(f"no {token[:9_000]}… (more)") == f"no {HIDDEN}… (more)"
 
 
 def test_each_line_of_a_secret_is_hidden_however_it_is_indented() -> None:

@@ -25,7 +25,7 @@ HIDDEN: Final = "***"
 MAX_FIELD_BYTES: Final = 128
 _SHORTEST: Final = 4  # characters of a value that is looked for in texts: shorter ones stand in many a word
 _CUT: Final = "…"  # what our messages end a value with that they cut
-_LONGEST_PART: Final = 600  # characters: where messages cut, they leave fewer
+_LONGEST_PART: Final = 10_000  # characters of a secret that may stand before a cut: no message has more
 _MOST_VALUES: Final = 1_000  # of one job, and cuts in a text; where there are more, it is hidden whole
 
 _WORD_ENDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^0-9A-Za-z]+")
@@ -134,12 +134,12 @@ class Secrets:
 
     def _without_part(self, text: str) -> str:
         """Return a text without the beginning of a secret at its end."""
-        tail = text[-_LONGEST_PART:]
         begins: list[int] = []
         for value in self._values or ():
-            at = tail.find(value[:_SHORTEST])
+            tail, head = text[-min(len(value), _LONGEST_PART) :], value[:_SHORTEST]
+            at = tail.find(head)
             while at >= 0 and not value.startswith(tail[at:]):
-                at = tail.find(value[:_SHORTEST], at + 1)
+                at = tail.find(head, at + 1)
             if at >= 0:
                 begins.append(len(tail) - at)
         return f"{text[: -max(begins)]}{HIDDEN}" if begins else text

@@ -245,6 +245,8 @@ class ClientBase(Generic[P, O, C]):
 
     def _changed(self, job: NewJob, *, item: int | None = None) -> NewJob:
         """Return a new job as the middleware wants it, which sees the queue and meta that it would have."""
+        from jobq._kinds.middleware import change  # noqa: PLC0415 - few clients have one
+
         if not isinstance(cast("object", job), NewJob):
             return job  # refused later, by its place
         if "meta" not in job.options and (meta := self._meta_of(job.kind)):
@@ -253,8 +255,6 @@ class ClientBase(Generic[P, O, C]):
             queue = job.kind.options.get("queue") if isinstance(job.kind, JobType) else None
             job = job.replace(queue=queue or self._defaults.queue)
         try:
-            from jobq._kinds.middleware import change  # noqa: PLC0415 - few clients have one
-
             return change(self._middleware, job)
         except MiddlewareError as error:
             if item is None:
