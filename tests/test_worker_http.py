@@ -18,6 +18,7 @@ import jobq
 from tests.support.inprocess import working
 from tests.support.observed import fresh_jobs
 from tests.support.polling import eventually, eventually_async
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -231,10 +232,7 @@ def test_a_latency_is_of_the_newest_only() -> None:
 
 
 def test_each_process_serves_on_a_port_of_its_own(spawn_python: SpawnPython, dsn: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    if port > 65_000:
-        port = 40_000
+    port = free_ports(2)
     with jobq.Client(dsn) as client:
         client.enqueue("async", {"do": "x"}, queue="mail")
     process = spawn_python(
@@ -243,7 +241,7 @@ def test_each_process_serves_on_a_port_of_its_own(spawn_python: SpawnPython, dsn
         env={"DATABASE_URL": dsn},
     )  # fmt: skip
     for number in (port, port + 1):
-        process.wait_for_output(f"on 127.0.0.1:{number}")
+        process.wait_for_output(f"on 127.0.0.1:{number}\n")
         eventually(partial(is_ready, number), 20.0)
         assert fetch(number, "/livez")[0] == 200
         status, text = fetch(number, "/metrics")

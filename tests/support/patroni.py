@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from jobq._embedded.binaries import find_binaries
-from jobq._embedded.cluster import SUPERUSER, free_port
+from jobq._embedded.cluster import SUPERUSER
 from jobq._embedded.folder import give_to
 from jobq._embedded.pidfile import children_of, read_pid_file
 from jobq._embedded.process import Identity, Process, choose_identity, spawn_server
 from tests.support.polling import eventually
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -64,8 +65,8 @@ class Etcd:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.port: Final = free_port()
-        self._peer_port: Final = free_port()
+        self.port: Final = free_ports()
+        self._peer_port: Final = free_ports()
         self._process: Process | None = None
 
     def start(self) -> None:
@@ -105,11 +106,11 @@ class Host:
 
     def __init__(self, name: str, folder: Path, passwords: dict[str, str], settings: dict[str, Any]) -> None:
         self.name: Final = name
-        self.port: Final = free_port()
+        self.port: Final = free_ports()
         self._folder = folder / name
         self._passwords = passwords
         self._settings = settings
-        self._api_port = free_port()
+        self._api_port = free_ports()
         self._binaries = find_binaries()
         self._identity = choose_identity(self._binaries)
         self._process: Process | None = None

@@ -11,9 +11,10 @@ from urllib.parse import quote
 
 from psycopg.conninfo import conninfo_to_dict
 
-from jobq._embedded.cluster import SUPERUSER, free_port
+from jobq._embedded.cluster import SUPERUSER
 from jobq._embedded.process import Identity, spawn_server
 from tests.support.polling import eventually
+from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     import subprocess
@@ -48,7 +49,7 @@ class PgBouncer:
         self._folder = folder
         self._identity = identity
         self._target = conninfo_to_dict(server_dsn)
-        self.port: Final = free_port()
+        self.port: Final = free_ports()
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
