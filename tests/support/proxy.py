@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg.conninfo import conninfo_to_dict
 
+from tests.support.ports import free_ports
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from types import TracebackType
@@ -43,7 +45,7 @@ class TcpProxy:
         for event in self._passing.values():
             event.set()
         self._listener: socket.socket | None = None
-        self._port = 0
+        self._port: Final = free_ports()
         self.accepted = 0
         self.delay_s = 0.0
         """How long each chunk is held before it is passed on."""
@@ -119,7 +121,7 @@ class TcpProxy:
         listener.bind(("127.0.0.1", self._port))
         listener.listen(128)
         listener.setblocking(False)
-        self._listener, self._port = listener, listener.getsockname()[1]
+        self._listener = listener
         self._loop.add_reader(listener, self._accept_one, listener)
 
     async def _stop_listening(self) -> None:
