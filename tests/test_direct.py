@@ -8,6 +8,8 @@ import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import psycopg
+import psycopg_pool
 import pytest
 from psycopg.adapt import Loader
 
@@ -18,7 +20,6 @@ from tests.support.polling import eventually
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    import psycopg
     from psycopg.abc import Buffer
 
 T = TypeVar("T")
@@ -72,14 +73,49 @@ class Odd(Loader):
         return f"odd {bytes(data)!r}"
 
 
+def _make_odd(connection: psycopg.Connection[Any]) -> None:
+    for name in ("int8", "text", "timestamptz", "bool", "jsonb"):
+        connection.adapters.register_loader(name, Odd)
+
+
 def test_what_a_user_registers_on_a_connection_changes_none_of_our_reading(client: jobq.Client) -> None:
     with client.pool.connection() as connection:
-        for name in ("int8", "text", "timestamptz", "bool", "jsonb"):
-            connection.adapters.register_loader(name, Odd)
+        _make_odd(connection)
         assert connection.execute("select 1::int8").fetchone() == ("odd b'1'",)
     made = client.enqueue("k", {"a": 1})
     job = client.get(made.id)
     assert (job.id, job.state, job.args, job.created_at.tzinfo) == (made.id, "ready", {"a": 1}, UTC)
+
+
+def test_nor_does_what_is_registered_in_a_pool_that_is_given(dsn: str) -> None:
+    with (
+        psycopg_pool.ConnectionPool[psycopg.Connection[Any]](
+            dsn, min_size=1, max_size=1, configure=_make_odd, open=True
+        ) as pool,
+        jobq.Client(pool) as client,
+    ):
+        with pool.connection() as connection:
+            made = client.enqueue("k", {"a": 1}, tx=connection)
+            assert connection.execute("select 1::int8").fetchone() == ("odd b'1'",)
+        job = client.get(made.id)
+        assert (job.id, job.state, job.args, job.created_at.tzinfo) == (made.id, "ready", {"a": 1}, UTC)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["own", "given"])
+def test_a_session_in_sql_ascii_is_read_and_written_as_utf8(dsn: str, given: bool) -> None:
+    pool: psycopg_pool.ConnectionPool[psycopg.Connection[Any]] | None = None
+    if given:
+        pool = psycopg_pool.ConnectionPool(dsn, min_size=1, max_size=1, open=True)
+    with jobq.Client(pool or dsn, pool_max_size=1) as client:
+        with client.pool.connection() as connection:
+            connection.execute("set client_encoding = 'sql_ascii'")
+        kind = jobq.JobType("ä", dict, queue="é")
+        for unique in (None, "日本"):
+            made = client.enqueue(kind, {"a": "日本"}, tags=["ü"], unique=unique)
+            job = client.get(made.id)
+            assert (job.kind, job.queue, job.args, job.tags) == ("ä", "é", {"a": "日本"}, ("ü",))
+    if pool is not None:
+        pool.close()
 
 
 async def test_statements_without_rows_have_none(client: jobq.Client, async_client: jobq.AsyncClient) -> None:

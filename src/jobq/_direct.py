@@ -14,15 +14,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import select
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import errors, generators
-from psycopg.adapt import AdaptersMap, Transformer
 from psycopg.pq import ExecStatus
 
 from jobq._driver_errors import DRIVER_ERRORS, map_error
-from jobq._postgres import text_param
+from jobq._postgres import reader_of, text_param, wire_encoding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,16 +43,6 @@ _SUCCESS: Final = frozenset(map(int, (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_O
 _STALE: Final = frozenset({"0A000", "26000", "42P05"})
 
 
-class _Context(NamedTuple):
-    """What a reader reads with: psycopg's own ways, whatever somebody has registered on the connection."""
-
-    adapters: AdaptersMap
-    connection: psycopg.BaseConnection[Any]
-
-
-_ADAPTERS: Final = AdaptersMap(psycopg.adapters)
-
-
 class _Statement:
     """A text as one connection sends it and reads its rows.
 
@@ -68,7 +57,7 @@ class _Statement:
     def __init__(self, text: bytes, name: bytes | None, connection: psycopg.BaseConnection[Any]) -> None:
         self.text: Final = text
         self.name: Final = name
-        self.reader: Final = Transformer(_Context(_ADAPTERS, connection))
+        self.reader: Final = reader_of(connection)
 
 
 class Direct:
@@ -167,7 +156,7 @@ class Direct:
         return {result.get_value(row, 0) or b"" for row in range(result.ntuples)}
 
     def _read_encoding(self) -> None:
-        self._encoding = self._connection.info.encoding
+        self._encoding = wire_encoding(self._connection)
         self._is_utf8 = self._encoding == "utf-8"
 
 

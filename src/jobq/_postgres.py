@@ -3,7 +3,8 @@
 Every parameter that is text, a number or a time goes to the server as text of unknown type, and
 the cast in the statement decides what it is. psycopg would otherwise name a type for each value
 (an int is int2, int4 or int8 by its size), and each combination would be planned and prepared
-apart. Rows always come back as tuples, whatever the connection's own row factory is.
+apart. Rows always come back as tuples of the types that psycopg itself reads, whatever row factory and
+loaders somebody has given the connection.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import select
 import socket
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import psycopg
 import psycopg.rows
+from psycopg.adapt import AdaptersMap, Loader, Transformer
 from psycopg.pq import ExecStatus
 
 from jobq._driver_errors import DRIVER_ERRORS, is_transient, map_error, sqlstate_of
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
+    from psycopg import abc
+    from psycopg.abc import Buffer
+    from psycopg.pq.abc import PGresult
+
 __all__ = [
     "CONNECTION_DEFAULTS",
     "async_cursor",
@@ -34,6 +40,7 @@ __all__ = [
     "execute_async",
     "is_transient",
     "map_error",
+    "reader_of",
     "reconnect_delay",
     "sqlstate_of",
     "sync_cursor",
@@ -43,6 +50,7 @@ SyncCursor: TypeAlias = "psycopg.RawCursor[Row]"
 AsyncCursor: TypeAlias = "psycopg.AsyncRawCursor[Row]"
 
 _NO_ROWS: Final[Rows] = ()
+_SQL_ASCII: Final = "ascii"  # Python's name of it
 
 
 def text_param(value: Any) -> str | bytes:
@@ -76,6 +84,38 @@ _WRITERS: Final[dict[type, Callable[[Any], str | bytes]]] = {
 }
 
 
+class _Utf8Loader(Loader):
+    """Reads text of a session in SQL_ASCII, to which the server hands a database's UTF-8 as it is."""
+
+    def load(self, data: Buffer) -> str:
+        return bytes(data).decode()
+
+
+_ADAPTERS: Final = AdaptersMap(psycopg.adapters)
+_ADAPTERS_OF_SQL_ASCII: Final = AdaptersMap(psycopg.adapters)
+for _name in ("text", "varchar", "bpchar", "name", '"char"'):
+    _ADAPTERS_OF_SQL_ASCII.register_loader(_name, _Utf8Loader)
+
+
+class _Context(NamedTuple):
+    """What a reader reads with."""
+
+    adapters: AdaptersMap
+    connection: psycopg.BaseConnection[Any]
+
+
+def reader_of(connection: psycopg.BaseConnection[Any]) -> abc.Transformer:
+    """Return what reads a connection's rows in psycopg's own ways, as its encoding is now."""
+    plain = connection.info.encoding != _SQL_ASCII
+    return Transformer(_Context(_ADAPTERS if plain else _ADAPTERS_OF_SQL_ASCII, connection))
+
+
+def wire_encoding(connection: psycopg.BaseConnection[Any]) -> str:
+    """Return the encoding that text goes to the server in: Python's name of it."""
+    encoding = connection.info.encoding
+    return "utf-8" if encoding == _SQL_ASCII else encoding
+
+
 def sync_cursor(connection: psycopg.Connection[Any]) -> SyncCursor:
     """Return a cursor of our own making, whatever factories the connection has."""
     return psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row)
@@ -103,12 +143,19 @@ def execute(cursor: SyncCursor, call: Call, *, prepare: bool | None = None) -> R
             cursor.execute(sql, text_params(call.params), prepare=False if call.replan else prepare)
         else:
             cursor.execute(sql, prepare=prepare or False)
-        result = cursor.pgresult  # None in the caller's pipeline, until it is asked for
-        if result is not None and result.status != ExecStatus.TUPLES_OK:
-            return _NO_ROWS
-        return cursor.fetchall()
+        if cursor.pgresult is None:  # in the caller's pipeline, until it is asked for
+            cursor.fetchall()
+        return _rows(cursor.connection, cursor.pgresult)
     except DRIVER_ERRORS as error:
         raise map_error(error) from error
+
+
+def _rows(connection: psycopg.BaseConnection[Any], result: PGresult | None) -> Rows:
+    if result is None or result.status != ExecStatus.TUPLES_OK:
+        return _NO_ROWS
+    reader = reader_of(connection)
+    reader.set_pgresult(result)
+    return reader.load_rows(0, result.ntuples, tuple)
 
 
 async def execute_async(cursor: AsyncCursor, call: Call, *, prepare: bool | None = None) -> Rows:
@@ -119,10 +166,9 @@ async def execute_async(cursor: AsyncCursor, call: Call, *, prepare: bool | None
             await cursor.execute(sql, text_params(call.params), prepare=False if call.replan else prepare)
         else:
             await cursor.execute(sql, prepare=prepare or False)
-        result = cursor.pgresult  # None in the caller's pipeline, until it is asked for
-        if result is not None and result.status != ExecStatus.TUPLES_OK:
-            return _NO_ROWS
-        return await cursor.fetchall()
+        if cursor.pgresult is None:  # in the caller's pipeline, until it is asked for
+            await cursor.fetchall()
+        return _rows(cursor.connection, cursor.pgresult)
     except DRIVER_ERRORS as error:
         raise map_error(error) from error
 
