@@ -210,6 +210,24 @@ def test_show_leaves_no_attempt_out_and_tells_an_equal_traceback_once(
     assert "1 worker died with it" in shown
 
 
+def test_show_tells_what_operators_did_to_the_job(dsn: str, client: jobq.Client) -> None:
+    job_id = client.enqueue("report", {}).id
+    client.cancel(job_id, by="anna", reason="too \x1b[31mred")
+    client.retry(job_id, by="anna")
+    client.move(job_id, priority=3, by="ben")
+    client.cancel(client.enqueue("report", {}).id, by="other")
+    shown = run(dsn, "show", str(job_id)).output
+    lines = [line.split("Z  ")[-1].strip() for line in shown.partition("timeline\n")[2].splitlines()]
+    assert lines == [
+        "enqueued", r"cancel by anna: too \x1b[31mred", "retry by anna", "ready", "move by ben (priority=3)",
+    ]  # fmt: skip
+    document = json.loads(run(dsn, "show", str(job_id), "--json").output)
+    assert [action["action"] for action in document["actions"]] == ["move", "retry", "cancel"]
+    log = run(dsn, "log", "--job", str(job_id)).output
+    assert log.count("anna") == 2
+    assert "other" not in log
+
+
 def test_show_tells_of_a_snoozed_first_attempt_and_no_reason_twice(
     dsn: str, db: psycopg.Connection, client: jobq.Client
 ) -> None:
@@ -311,6 +329,9 @@ def test_a_bulk_retry_names_the_job_whose_key_is_held_and_does_the_others(
         (("retry", "--state", "running", "--yes"), "applies to jobs that are discarded"),
         (("list", "--after", "bla"), "--after bla: what the page before printed after `more: add --after`"),
         (("pause", "--queue", "q", "--until", "2020-01-01T00:00:00Z"), "2020-01-01 00:00:00Z has passed"),
+        (("pause", "q r"), "'q r': of a queue or of a kind? Say --queue 'q r' or --kind 'q r'."),
+        (("resume", "q", "--kind", "k"), "Say --queue q or --kind q."),
+        (("pause", "--nosuch", "q"), "No such option '--nosuch'"),
         (("pause",), "give --queue or --kind, one of them"),
         (("resume", "--queue", "a", "--kind", "b"), "give --queue or --kind, one of them"),
         (("log", "--limit", "0"), "limit"),

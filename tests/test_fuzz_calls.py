@@ -430,12 +430,12 @@ def test_a_page_after_anything_is_refused_or_a_page(client: jobq.Client, after: 
 
 
 @fuzz(30)
-@given(limit=st.integers(-1, 1002) | odd, before=st.integers() | odd)
+@given(limit=st.integers(-1, 1002) | odd, before=st.integers() | odd, job_id=st.none() | st.integers() | odd)
 def test_the_operator_log_by_any_bounds_is_refused_or_shown(
-    client: jobq.Client, limit: Any, before: Any
+    client: jobq.Client, limit: Any, before: Any, job_id: Any
 ) -> None:
     try:
-        entries = client.operator_log(limit=limit, before=before)
+        entries = client.operator_log(limit=limit, before=before, job_id=job_id)
     except jobq.ConfigError as refused:
         assert_told(refused)
     else:

@@ -45,6 +45,21 @@ def test_each_action_by_id_leaves_one_entry(client: jobq.Client) -> None:
     assert all(datetime.now(UTC) - entry.at < timedelta(minutes=1) for entry in entries)
 
 
+def test_one_jobs_entries_can_be_asked_for_when_it_is_gone_too(client: jobq.Client) -> None:
+    one, other = (client.enqueue("k", {}).id for _ in range(2))
+    for job_id in (one, other):
+        client.move(job_id, priority=1)
+        client.delete(job_id)
+    client.queues.pause("q")
+    entries = client.operator_log(job_id=one)
+    assert [(entry.action, entry.target["job"]) for entry in entries] == [("delete", one), ("move", one)]
+    assert client.operator_log(job_id=one, before=entries[0].id) == entries[1:]
+    for none in (-(10**5000), 10**5000, 0):
+        assert client.operator_log(job_id=none) == []
+    with pytest.raises(jobq.ConfigError, match="job_id='1': an integer"):
+        client.operator_log(job_id="1")  # type: ignore[arg-type]
+
+
 def test_what_was_refused_leaves_none(client: jobq.Client) -> None:
     job_id = client.enqueue("k", {}).id
     with pytest.raises(jobq.JobConflict):

@@ -182,17 +182,21 @@ class AsyncOperating(ClientBase[AsyncPool, OwnAsyncPool, AsyncCursor]):
         """
         await self._run(verbs.move_job(self.schema, job_id, queue, priority, reason, by, notify=self.notify))
 
-    async def operator_log(self, *, limit: int = 50, before: int | None = None) -> _Log:
+    async def operator_log(
+        self, *, limit: int = 50, before: int | None = None, job_id: int | None = None
+    ) -> _Log:
         """Return what operators did, the newest first.
 
         Args:
             limit: how many entries, 1 to 1,000.
             before: only entries with a smaller id, for the next page.
+            job_id: only what was done to this one job by its id, which may be deleted by now; a bulk action
+                names no ids.
 
         Raises:
             ConfigError: one of them cannot be what it is.
         """
-        return await self._run(verbs.read_log(self.schema, limit, before))
+        return await self._run(verbs.read_log(self.schema, limit, before, job_id))
 
 
 class Operating(ClientBase[SyncPool, OwnPool, SyncCursor]):
@@ -257,8 +261,8 @@ class Operating(ClientBase[SyncPool, OwnPool, SyncCursor]):
         self._run(verbs.move_job(self.schema, job_id, queue, priority, reason, by, notify=self.notify))
 
     @documented_by(AsyncOperating.operator_log)
-    def operator_log(self, *, limit: int = 50, before: int | None = None) -> _Log:
-        return self._run(verbs.read_log(self.schema, limit, before))
+    def operator_log(self, *, limit: int = 50, before: int | None = None, job_id: int | None = None) -> _Log:
+        return self._run(verbs.read_log(self.schema, limit, before, job_id))
 
 
 if TYPE_CHECKING:

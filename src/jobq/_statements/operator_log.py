@@ -31,8 +31,9 @@ MAX_LISTED: Final = 1_000  # entries of one call
 _READ: Final = """
 select id, to_char(at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'), actor, action,
        target::text, jobs, reason
-from {schema}.operator_log where id < $1::int8 order by id desc limit $2::int4
+from {schema}.operator_log where id < $1::int8{which} order by id desc limit $2::int4
 """
+_OF_JOB: Final = " and target operator(pg_catalog.@>) $3::jsonb"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,9 @@ def logged_as(first: int, *, jobs: str = "null", where: str = "true") -> str:
     """
     actor, action, target, reason = (f"${first + n}::text" for n in range(4))
     return f"""logged as (
-    insert into {{schema}}.operator_log (actor, action, target, jobs, reason)
-    select {actor}, {action}, {target}::jsonb, {jobs}, nullif({reason}, '') where {where}
+    insert into {{schema}}.operator_log (at, actor, action, target, jobs, reason)
+    select statement_timestamp(), {actor}, {action}, {target}::jsonb, {jobs}, nullif({reason}, '')
+    where {where}
     returning id
 )"""
 
@@ -111,17 +113,24 @@ def log_action(schema: str, entry: Entry, jobs: int | None = None) -> Operation[
     return int(rows[0][0])
 
 
-def read_log(schema: str, limit: int, before: int | None) -> Operation[list[OperatorAction]]:
+def read_log(
+    schema: str, limit: int, before: int | None, job_id: int | None
+) -> Operation[list[OperatorAction]]:
     """Return entries, the newest first.
 
     Raises:
-        ConfigError: ``limit`` is not from 1 to 1,000, or ``before`` is no id.
+        ConfigError: ``limit`` is not from 1 to 1,000, or ``before`` or ``job_id`` is no id.
     """
     limit = _integer("limit", limit)
     if not 1 <= limit <= MAX_LISTED:
         raise ConfigError(f"limit={shown(limit)}: 1 to {MAX_LISTED:,}")
     newest = 2**63 - 1 if before is None else min(_integer("before", before), 2**63 - 1)
-    rows = yield Call(in_schema(_READ, schema), (max(newest, 0), limit))
+    params = (max(newest, 0), limit)
+    if job_id is None:
+        rows = yield Call(in_schema(_READ.replace("{which}", ""), schema), params)
+    else:
+        target = json.dumps({"job": max(-1, min(_integer("job_id", job_id), 2**63 - 1))})
+        rows = yield Call(in_schema(_READ.replace("{which}", _OF_JOB), schema), (*params, target))
     return [_action(*row) for row in rows]
 
 

@@ -11,9 +11,10 @@ from jobq.cli.database import with_client
 from jobq.cli.output import JSON_OPTION, document, print_json, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from jobq._clients.client import Client
+    from jobq._statements.operator_log import OperatorAction
     from jobq.cli.output import Cell
 
 
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
     "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many entries."
 )
 @click.option("--before", type=int, metavar="ID", help="Only entries before this one.")
+@click.option("--job", "job_id", type=int, metavar="ID", help="Only what was done to this one job.")
 @JSON_OPTION
 @with_client
-def log(client: Client, *, limit: int, before: int | None, as_json: bool) -> None:
+def log(client: Client, *, limit: int, before: int | None, job_id: int | None, as_json: bool) -> None:
     """Show what operators did, the newest first: who, what, to what, to how many jobs, and why."""
-    found = client.operator_log(limit=limit, before=before)
+    found = client.operator_log(limit=limit, before=before, job_id=job_id)
     if as_json:
-        print_json([dataclasses.replace(entry, target=_with_text_ids(entry.target)) for entry in found])
+        print_json(as_documents(found))
         return
     rows: list[list[Cell]] = [
         [
@@ -36,7 +38,7 @@ def log(client: Client, *, limit: int, before: int | None, as_json: bool) -> Non
             entry.at,
             entry.actor,
             entry.action,
-            _told(entry.target),
+            told(entry.target),
             entry.jobs,
             entry.reason,
         ]
@@ -46,7 +48,12 @@ def log(client: Client, *, limit: int, before: int | None, as_json: bool) -> Non
     print_table(columns, rows, right=("id", "jobs"), empty="nobody has done anything")
 
 
-def _told(target: Mapping[str, object]) -> str:
+def as_documents(entries: Sequence[OperatorAction]) -> list[OperatorAction]:
+    """Return entries as they are written in JSON: the ids of workers as texts."""
+    return [dataclasses.replace(entry, target=_with_text_ids(entry.target)) for entry in entries]
+
+
+def told(target: Mapping[str, object]) -> str:
     """Write a target as people read it: ``kinds=report, states=discarded``, without what was not said."""
     return ", ".join(f"{name}={_value(value)}" for name, value in _said(target))
 

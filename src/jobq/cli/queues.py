@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,9 +24,10 @@ _BY = click.option("--by", metavar="NAME", help="Who does it, for the log; defau
 _QUEUE = click.option("--queue", metavar="NAME", help="Which queue; or")
 _NOW: Final = timedelta(0)
 _KIND = click.option("--kind", metavar="NAME", help="which kind, whatever its queue.")
+_LOOSE_WORDS: Final = {"allow_extra_args": True}  # refused by _check_target, which says what to write
 
 
-@click.command()
+@click.command(context_settings=_LOOSE_WORDS)
 @_QUEUE
 @_KIND
 @click.option("--until", callback=parse_instant, metavar="TIME", help="End by itself then, in ISO 8601.")
@@ -53,7 +55,7 @@ def pause(
         click.echo(f"note: no such {what} now has jobs or workers", err=True)
 
 
-@click.command()
+@click.command(context_settings=_LOOSE_WORDS)
 @_QUEUE
 @_KIND
 @_REASON
@@ -132,6 +134,10 @@ def _kept(row: Retention, name: str) -> str:
 
 
 def _check_target(queue: str | None, kind: str | None) -> None:
+    words = click.get_current_context().args
+    if words:
+        name = shlex.quote(words[0])
+        raise click.UsageError(f"{words[0]!r}: of a queue or of a kind? Say --queue {name} or --kind {name}.")
     if (queue is None) == (kind is None):
         raise click.UsageError("give --queue or --kind, one of them.")
 

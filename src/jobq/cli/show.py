@@ -11,6 +11,7 @@ from rich.text import Text
 from jobq._units import counted, duration
 from jobq.cli.database import with_client
 from jobq.cli.escapes import safe
+from jobq.cli.log import as_documents, told
 from jobq.cli.output import JSON_OPTION, SECRETS_OPTION, cell, console, document, print_json
 
 if TYPE_CHECKING:
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from jobq._clients.client import Client
+    from jobq._statements.operator_log import OperatorAction
     from jobq._types import AttemptError, JobInfo
 
 _NAME_WIDTH: Final = 14
+_MOST_ACTIONS: Final = 100
 _WORKERS_KNOWN: Final = timedelta(days=7)
 
 
@@ -35,11 +38,12 @@ _WORKERS_KNOWN: Final = timedelta(days=7)
 def show(client: Client, job_id: int, *, traceback: bool, show_secrets: bool, as_json: bool) -> None:
     """Show one job: what it is, where it is and why, its arguments, its history with every error kept."""
     info, errors = client.get(job_id), client.errors(job_id)
+    actions = client.operator_log(limit=_MOST_ACTIONS, job_id=job_id)
     if not show_secrets:
         redactions = client.redaction.load()
         info, errors = redactions.job(info), redactions.errors(info, errors)
     if as_json:
-        print_json({"job": info, "errors": errors})
+        print_json({"job": info, "errors": errors, "actions": as_documents(actions)})
         return
     out = console()
     out.print(Text(f"job {info.id}  {safe(info.kind)}", style="bold"))
@@ -50,7 +54,7 @@ def show(client: Client, job_id: int, *, traceback: bool, show_secrets: bool, as
     if info.result is not None:
         _print_block(out, "result", document(info.result, indent=2))
     out.print("timeline")
-    for event in _timeline(info, errors, worker):
+    for event in sorted([*_operated(actions), *_timeline(info, errors, worker)], key=lambda event: event.at):
         out.print(Text(f"  {cell(event.at) if event.is_dated else '':<20}  {event.what}"), soft_wrap=True)
     _print_errors(out, errors, with_traceback=traceback)
 
@@ -111,7 +115,15 @@ def _timeline(info: JobInfo, errors: Sequence[AttemptError], worker: str) -> lis
         events.append(_Event(info.claimed_at, f"attempt {info.attempt} started on {worker}"))
     if info.finished_at is not None:
         events.append(_Event(info.finished_at, info.state.value))
-    return sorted(events, key=lambda event: event.at)
+    return events
+
+
+def _operated(actions: Sequence[OperatorAction]) -> Iterator[_Event]:
+    """Yield what operators did to this one job; what they did to many at once names none of them."""
+    for action in reversed(actions):
+        details = told({name: value for name, value in action.target.items() if name != "job"})
+        what = " ".join(filter(None, (f"{action.action} by {action.actor}", details and f"({details})")))
+        yield _Event(action.at, safe(what + (f": {action.reason}" if action.reason else "")))
 
 
 def _silent(info: JobInfo, errors: Sequence[AttemptError]) -> Iterator[_Event]:
