@@ -320,6 +320,34 @@ def test_s01_a_rescuer_that_pauses_before_choosing_leaves_a_newer_claim_alone(
     assert store.run(complete(SCHEMA, NEW, [(again.job_id, again.attempt)], {})) == {job.job_id}
 
 
+def test_s01_of_one_stale_batch_a_rescuer_that_paused_takes_only_what_is_still_stale(
+    store: Storage, other: Storage, third: Storage
+) -> None:
+    """Three rows of its snapshot: meanwhile one completes, one is claimed anew, and one is left."""
+    store.enqueue(3)
+    done, again, stale = store.claim(OLD)
+    store.end_lease(OLD)
+    call = pause(hold(rescue(SCHEMA, CRASH_LIMIT, 100)), SCAN, before="scan")
+    kept = (
+        "select 'finished', f::text from jobq.finished f"
+        " union all select 'running', r::text from jobq.running r where worker_id = %s"
+        " union all select 'error', e::text from jobq.attempt_error e"
+    )
+    with paused_in(other, third, call) as answer:
+        assert store.run(complete(SCHEMA, OLD, [(done.job_id, done.attempt)], {})) == {done.job_id}
+        assert rescued(store, leave=(stale.job_id,)) == [again.job_id]
+        [anew] = store.claim(NEW)
+        before = store.sql(kept, NEW)
+        assert [what for what, _ in before] == ["finished", "running", "error"]
+    assert [row[0] for row in answer[0]] == [stale.job_id]
+    [error] = [row for row in store.sql(kept, NEW) if row not in before]
+    assert error[1].startswith(f"({stale.job_id},{stale.attempt},crashed,"), "that of the stale one alone"
+    assert set(before) <= set(store.sql(kept, NEW)), "timestamps and all"
+    assert store.place(done.job_id) == ("completed", 1, 0, 0, OLD, None)
+    assert store.place(anew.job_id) == ("running", 2, 0, 1, NEW, None)
+    assert store.place(stale.job_id) == ("ready", 1, 0, 1, None, None)
+
+
 def test_s12_of_two_rescuers_with_one_stale_snapshot_the_second_changes_nothing(
     store: Storage, other: Storage, third: Storage
 ) -> None:
