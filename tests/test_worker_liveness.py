@@ -15,7 +15,10 @@ from psycopg.conninfo import make_conninfo
 import jobq
 from jobq._marks import LaneMarks
 from jobq._operation import Call, Operation
+from jobq._statements import duties
 from jobq._statements.claim import claim
+from jobq._statements.duties import Registration
+from jobq._statements.outcomes import complete
 from jobq._worker.exit_codes import EXIT_BLOCKED
 from jobq._worker.lease import Lease
 from tests.support.polling import eventually
@@ -23,6 +26,7 @@ from tests.support.storage import SCHEMA, Storage
 from tests.support.workers import BRISK, Site
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.conftest import SpawnPython
@@ -216,16 +220,83 @@ def test_s06_a_loop_that_is_blocked_for_ever_ends_its_process_and_its_jobs_are_r
 
 def test_s07_jobs_of_three_leases_keep_their_worker_while_it_renews_twice_a_lease(site: Site) -> None:
     leases = 3
-    worker = site.start(heartbeat=0.6)
-    idle = site.start()
+    workers = [site.start(heartbeat=0.6), site.start(heartbeat=0.6)]
     job_ids = site.enqueue("wait", 20, s=leases * LEASE_S)
     site.await_started(job_ids)
-    before = worker.stats()["renewals"] + idle.stats()["renewals"]
+    before = [worker.stats()["renewals"] for worker in workers]
     site.await_finished(20)
-    renewals = worker.stats()["renewals"] + idle.stats()["renewals"] - before
-    assert renewals >= 2 * 2 * leases, "two workers, twice a lease"
+    after = [worker.stats()["renewals"] for worker in workers]
+    for was, now in zip(before, after, strict=True):
+        assert now - was >= 2 * leases, "each of them, whether it has jobs or not"
     assert len(site.notes("start")) == 20
     assert {site.job(job_id) for job_id in job_ids} == {("completed", 1, 0, 0)}
+
+
+class PassingTime:
+    """The lease's clock and its event at once: what it waits for passes at once, here and in the database.
+
+    There, all that was stamped moves into the past.
+    """
+
+    def __init__(self, store: Storage, until_s: float, look: Callable[[], None]) -> None:
+        self.now_s = 0.0
+        self.lease: Lease | None = None
+        self._store = store
+        self._until_s = until_s
+        self._look = look
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self._store.sql(
+            "update jobq.worker set heartbeat_at = heartbeat_at - %s, lease_until = lease_until - %s",
+            *[timedelta(seconds=seconds)] * 2,
+        )
+        self._look()
+        assert self.lease is not None
+        self.lease._stopping = self.now_s >= self._until_s
+
+    def clear(self) -> None:
+        """Nobody sets it."""
+
+
+def test_s07_the_slowest_heartbeat_that_fits_a_lease_of_a_minute_keeps_its_jobs(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In time that passes at once: a real lease and its rows, and what another's rescue makes of them."""
+    # The test's server may be younger than the lease: its start would count as a renewal.
+    text = duties.EXPIRE.replace("pg_postmaster_start_time()", "timestamptz 'epoch'")
+    monkeypatch.setattr(duties, "EXPIRE", text)
+    lease_s, leases = 60.0, 3
+    config = jobq.WorkerConfig(lease=timedelta(seconds=lease_s), heartbeat=timedelta(seconds=lease_s / 3))
+    renewed_at = [0.0]
+    with Storage(dsn) as store:
+
+        def look_as_a_rescuer() -> None:
+            assert store.run(duties.expire(SCHEMA)).workers == []
+            assert store.run(duties.rescue(SCHEMA, 3, 100)) == []
+            assert lease.current is not None, "it may claim all along"
+            if lease.renewals == len(renewed_at):
+                renewed_at.append(clock.now_s)
+
+        clock = PassingTime(store, leases * lease_s, look_as_a_rescuer)
+        template = Registration(0, "w", "host", 1, "0", ["default"], [])
+        lease = clock.lease = Lease(dsn, SCHEMA, template, config, lambda _: None, lambda _: None)
+        monkeypatch.setattr("jobq._worker.lease.time", clock)
+        monkeypatch.setattr(lease, "_wake", clock)
+        lease._register(lease._open())
+        [identity] = lease.identities
+        store.enqueue(20)
+        fences = [(job.job_id, job.attempt) for job in store.claim(identity.id)]
+        identity.known.update(fences)
+        lease._keep()
+        assert len(store.run(complete(SCHEMA, identity.id, fences, {}))) == 20
+    assert lease.identities == [identity]
+    assert lease.renewals >= 2 * leases
+    in_a_lease = zip(renewed_at, renewed_at[2:], strict=False)
+    assert all(later - first <= lease_s for first, later in in_a_lease), renewed_at
 
 
 def test_s07_a_heartbeat_that_does_not_fit_its_lease_is_refused_at_start() -> None:
