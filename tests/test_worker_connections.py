@@ -7,6 +7,7 @@ import contextlib
 import random
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,11 @@ from psycopg_pool import AsyncConnectionPool
 
 import jobq
 from jobq._statements.enqueue import notify_channel
+from jobq._worker.link import Link
+from jobq._worker.listener import Listener
 from tests.support.inprocess import working
 from tests.support.polling import eventually, eventually_async
+from tests.support.ports import free_ports
 from tests.support.workers import Site
 
 if TYPE_CHECKING:
@@ -179,27 +183,88 @@ def test_s30_a_listener_whose_backend_was_killed_comes_back_while_the_pool_is_us
     site.await_finished(6)
 
 
+@contextlib.contextmanager
+def watched(site: Site, killed: set[int]) -> Iterator[Counter[str]]:
+    """Look all through the block how many connections live at once: the most of them, by part.
+
+    Args:
+        site: whose.
+        killed: those that have been told to go, and may take a moment for it.
+    """
+    most: Counter[str] = Counter()
+    is_over = threading.Event()
+    living = (
+        "select pid, split_part(application_name, ' ', 2) from pg_stat_activity"
+        " where datname = current_database() and starts_with(application_name, 'jobq ')"
+    )
+
+    def watch() -> None:
+        with psycopg.connect(site.dsn, autocommit=True) as connection:
+            while not is_over.wait(0.001):
+                found = connection.execute(living).fetchall()
+                parts = Counter(part for pid, part in found if pid not in killed)
+                most["all"] = max(most["all"], parts.total())
+                for part, count in parts.items():
+                    most[part] = max(most[part], count)
+
+    with ThreadPoolExecutor(1) as thread:
+        watching = thread.submit(watch)
+        try:
+            yield most
+        finally:
+            is_over.set()
+        watching.result(10.0)
+
+
 def test_s31_a_listener_killed_fifty_times_is_never_there_twice(site: Site) -> None:
     worker = site.start(poll=RARELY_S)
     await_armed(site)
+    eventually(lambda: worker.stats()["is_leader"], what="all its connections are there")
     total = len(site.backends(""))
-    killed: list[int] = []
+    killed: set[int] = set()
 
     def new_listener() -> list[int]:
-        found = site.backends("listener")
-        assert len(found) <= 1
-        return [pid for pid in found if pid not in killed]
+        return [pid for pid in site.backends("listener") if pid not in killed]
 
-    for _ in range(50):
-        [pid] = eventually(new_listener, what="the listener comes back")
-        killed.append(pid)
-        site.sql("select pg_terminate_backend(%s)", pid)
-    await_armed(site)
+    with watched(site, killed) as most:
+        for _ in range(50):
+            pids = eventually(new_listener, what="the listener comes back")
+            killed.update(pids)
+            site.sql("select pg_terminate_backend(pid) from unnest(%s) pid", pids)
+        await_armed(site)
+    assert most["listener"] == 1
+    assert most["all"] <= total
     assert len(site.backends("listener")) == 1
     assert len(site.backends("")) <= total
     await_prompt_start(site, site.enqueue("wait")[0])
     assert worker.stats()["listening"]
     assert worker.output.count("lost its connection") <= 51
+
+
+async def test_s31_a_listener_without_a_server_waits_longer_each_time_and_never_as_long_as_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = f"host=127.0.0.1 port={free_ports()} dbname=nobody"
+    waits: list[float] = []
+    tries = 20
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) % tries == 0:
+            raise StopAsyncIteration
+
+    monkeypatch.setattr("jobq._worker.listener.asyncio.sleep", note)
+    for _ in range(2):
+        link, other = (Link(address, "jobq", name, 5.0) for name in ("test listener", "test duties"))
+        listener = Listener(link, other, "jobq", lambda _: None, lambda: None)
+        with pytest.raises(StopAsyncIteration):
+            await listener.run()
+    monkeypatch.undo()
+    first, second = waits[:tries], waits[tries:]
+    for failures, pair in enumerate(zip(first, second, strict=True)):
+        nominal_s = min(0.05 * 2**failures, 5.0)
+        assert 0.5 * nominal_s <= min(pair) < max(pair) <= nominal_s, "each has its own chance"
+    assert len(set(first[-10:])) == 10, "at the cap, too"
 
 
 def test_every_connection_of_a_worker_comes_back_and_none_is_left_over(site: Site) -> None:

@@ -61,6 +61,38 @@ def starts(site: Site) -> Counter[int]:
     return Counter(note.job_id for note in site.notes("start"))
 
 
+def await_finished_with_one_listener_each(site: Site, count: int) -> None:
+    """Wait until so many jobs have ended and both workers listen, each over one connection all along.
+
+    The server may take a moment to let one go that its worker has closed.
+    """
+    by_worker = (
+        "select application_name, array_agg(pid order by pid) from pg_stat_activity"
+        " where datname = current_database() and application_name like 'jobq listener %' group by 1"
+    )
+    together_since: dict[tuple[int, ...], float] = {}
+
+    def all_ended() -> bool:
+        listeners: list[list[int]] = [pids for _, pids in site.sql(by_worker)]
+        for several in (tuple(pids) for pids in listeners if len(pids) > 1):
+            since = together_since.setdefault(several, time.monotonic())
+            assert time.monotonic() - since < 1.0, f"one worker listens over {several}"
+        finished: int = site.sql("select count(*) from jobq.finished")[0][0]
+        return finished >= count and [len(pids) for pids in listeners] == [1, 1]
+
+    eventually(all_ended, 20.0, what=f"{count} jobs end, and both listen")
+
+
+def connected_twice(site: Site) -> list[str]:
+    """Return which parts of which workers have more than one connection."""
+    rows = site.sql(
+        "select application_name from pg_stat_activity"
+        " where datname = current_database() and application_name like 'jobq %'"
+        " group by 1 having count(*) > 1"
+    )
+    return [name for (name,) in rows]
+
+
 # Lost replies
 
 
@@ -146,9 +178,11 @@ def test_no_finished_outcome_is_lost_while_the_database_is_away_for_longer_than_
     eventually(lambda: time.monotonic() > away_since + away_s, away_s + 5.0, what="the time is over")
     assert all(worker.process.running for worker in workers)
     server.start()
-    site.await_finished(40)
+    await_finished_with_one_listener_each(site, 40)
     assert {site.job(job_id) for job_id in job_ids} == {("completed", 1, 0, 0)}
     assert starts(site) == dict.fromkeys(job_ids, 1)
+    eventually(lambda: len(site.backends("leader")) == 1, what="one leads again")
+    eventually(lambda: connected_twice(site) == [], what="no part of a worker has two connections")
 
     later = site.enqueue("wait", 10)
     site.await_finished(50)  # and they go on
