@@ -539,6 +539,49 @@ async def test_a_worker_leads_and_says_so(dsn: str) -> None:
         assert bench.rows("select lease_until::text as until from jobq.leader") == [{"until": "-infinity"}]
 
 
+# What each duty of the leader has to do: there before it is elected, and gone (or made) once it has done it.
+LEFT_TO_DO: Final = """
+insert into jobq.job (id, kind, args, max_attempts) values (-1, 'old', '{}', 1);
+insert into jobq.finished (job_id, state, finished_at, queue, priority, attempt, failures, crashes)
+    values (-1, 'completed', '2020-01-01', 'default', 0, 1, 0, 0);
+insert into jobq.worker (id, name, host, pid, version, queues, kinds, lease_until, ended_at, end_reason)
+    values (1, 'old', 'host', 1, '0', '{}', '{}', '2020-01-01', '2020-01-01', 'stopped');
+"""
+IS_DONE: Final = {
+    "retention": "select not exists (select from jobq.finished where job_id = -1)",
+    "trimming": "select not exists (select from jobq.worker where id = 1)",
+    "periodic": "select exists (select from jobq.periodic_tick where job_id is not null)",
+}
+
+
+@pytest.mark.parametrize(("table", "failing"), [("retention", "retention"), ("operator_log", "trimming")])
+async def test_s59_a_duty_that_fails_as_its_worker_is_elected_is_tried_again_and_the_leader_is_whole(
+    store: Storage, caplog: pytest.LogCaptureFixture, table: str, failing: str
+) -> None:
+    jobs = jobq.Jobs()
+
+    @jobs.handler("beat")
+    async def beat(job: jobq.Job, args: None) -> None: ...
+
+    jobs.add_periodic("heart", beat, every=timedelta(seconds=1), run_at_start=True)
+    store.sql(LEFT_TO_DO)
+    store.sql(f"alter table jobq.{table} rename to gone")
+    async with working(store.dsn, jobs) as bench:
+        await eventually_async(lambda: f"duty '{failing}' failed" in caplog.text)
+        for duty in IS_DONE.keys() - {failing}:
+            await eventually_async(lambda duty=duty: store.value(IS_DONE[duty]), what=f"{duty} goes on")  # type: ignore[misc]
+        assert not store.value(IS_DONE[failing])
+        store.sql(f"alter table jobq.gone rename to {table}")
+        await eventually_async(lambda: store.value(IS_DONE[failing]), what="it is tried again")
+        await eventually_async(lambda: f"duty '{failing}' succeeds again" in caplog.text)
+        ticks = "select count(*) from jobq.periodic_tick where job_id is not null"
+        before = store.value(ticks)
+        await eventually_async(lambda: store.value(ticks) > before, what="all of them go on")
+        assert (bench.worker.stats().is_leader, bench.worker.stats().term) == (True, 1)
+    others = [f"duty '{duty}' failed" for duty in IS_DONE.keys() - {failing}]
+    assert not any(line in caplog.text for line in others)
+
+
 async def test_a_worker_that_may_not_lead_never_does(dsn: str) -> None:
     async with working(dsn, jobq.Jobs(), leads=False) as bench:
         await asyncio.sleep(1.2)  # longer than a candidate takes to be elected
