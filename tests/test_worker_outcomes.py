@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
 import jobq
+from jobq._marks import LaneMarks
+from jobq._statements.duties import promote
+from jobq._statements.outcomes import settle
 from jobq._worker.decide import Parking
 from tests.support.inprocess import working
 from tests.support.polling import eventually_async
+from tests.support.storage import SCHEMA, Storage, settlement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SOON = jobq.ConstantBackoff(timedelta(milliseconds=10))
 HOUR = jobq.ConstantBackoff(timedelta(hours=1))
@@ -172,20 +180,83 @@ async def test_snooze_uses_no_attempt(dsn: str) -> None:
         assert bench.errors(job.id) == []
 
 
-async def test_s67_snoozes_do_not_inflate_the_backoff(dsn: str) -> None:
+async def test_s67_a_failure_after_forty_thousand_snoozes_waits_as_any_first_one_and_uses_one_attempt(
+    dsn: str,
+) -> None:
+    """Two thousand of them are real, and the last twenty go through a worker: each takes 2 ms, or 20."""
     jobs = jobq.Jobs()
 
-    @jobs.handler("sleepy")
-    async def sleepy(job: jobq.Job, args: Number) -> None:
-        if job.attempt <= 20:
+    @jobs.handler("sleepy", max_attempts=2, backoff=jobq.PolynomialBackoff(timedelta(hours=1)))
+    async def sleepy(job: jobq.Job, args: Any) -> None:
+        if job.attempt <= 40_020:
             raise jobq.Snooze(timedelta(0))
         raise ValueError
 
+    with Storage(dsn) as store:
+        store.worker(1)
+        [job_id] = store.enqueue(kind="sleepy", max_attempts=2)
+        marks = LaneMarks()
+        for number in range(2_000):
+            if number % 100 == 0:
+                store.refresh(marks, time.monotonic())
+            [claimed] = store.claim(1, marks=marks)
+            store.run(settle(SCHEMA, 1, "w", [settlement(claimed, "scheduled", "snooze")], notify=False))
+            store.run(promote(SCHEMA, None, 1, notify=False))
+        assert store.place(job_id) == ("ready", 2_000, 0, 0, None, None)
+        store.sql("update jobq.ready set attempt = 40000")
+
     async with working(dsn, jobs) as bench:
-        job = await bench.client.enqueue(sleepy, Number(1))
-        row = await bench.waits(job.id, "retry")
-    assert row["failures"] == 1
-    assert row["run_at"] - datetime.now(UTC) < timedelta(seconds=2)
+        row = await bench.waits(job_id, "retry")
+        [error] = bench.errors(job_id)
+        assert (row["attempt"], row["failures"]) == (40_021, 1)
+        assert row["run_at"] - error["ended_at"] <= timedelta(hours=1.1), "a first failure's, with jitter"
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("update jobq.scheduled set run_at = now()")
+        ended = await bench.ended(job_id)
+    assert (ended["state"], ended["attempt"], ended["failures"]) == ("discarded", 40_022, 2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "growth"),
+    [(None, lambda n: n**4), (jobq.ExponentialBackoff(), lambda n: 2 ** (n - 1))],
+    ids=["default", "exponential"],
+)
+async def test_s67_the_wait_that_is_stored_after_the_nth_failure_is_spread_and_never_over_the_cap(
+    dsn: str, caplog: pytest.LogCaptureFixture, policy: jobq.Backoff | None, growth: Callable[[int], int]
+) -> None:
+    cap_s, many = 86_400, 10
+    jobs = jobq.Jobs()
+
+    @jobs.handler("fails", max_attempts=32_767, backoff=policy)
+    async def fails(job: jobq.Job, args: None) -> None:
+        raise ValueError
+
+    waiting = [1, 25, 1_000, 32_766]
+    with jobq.Client(dsn) as client, Storage(dsn) as store:
+        for failures in [*waiting, 32_767]:
+            made = client.enqueue_many([jobq.NewJob(fails, None)] * many)
+            store.sql(
+                "update jobq.ready set failures = %s, attempt = 40000 where job_id = any (%s)",
+                failures - 1,
+                [one.id for one in made],
+            )
+    async with working(dsn, jobs, promote_interval=timedelta(hours=1)) as bench:  # so none of them is back
+        count = "select count(*) as n from jobq.attempt_error"
+        await eventually_async(lambda: bench.rows(count) == [{"n": 5 * many}], what="all have failed")
+        for failures in waiting:
+            rows = bench.rows(
+                "select extract(epoch from s.run_at - e.ended_at)::float8 as s"
+                " from jobq.scheduled s join jobq.attempt_error e using (job_id) where s.failures = %s",
+                failures,
+            )
+            waits_s = [row["s"] for row in rows]
+            nominal_s = min(growth(failures), cap_s)
+            assert len(waits_s) == many
+            assert 0.9 * nominal_s <= min(waits_s) < max(waits_s) <= min(1.1 * nominal_s, cap_s)
+            assert max(waits_s) - min(waits_s) > 0.01 * nominal_s, "not all at once"
+        last = bench.rows("select state, failures, count(*) as n from jobq.finished group by 1, 2")
+    assert last == [{"state": "discarded", "failures": 32_767, "n": many}], "no attempt beyond the last one"
+    assert "backoff policy" not in caplog.text, "none failed and was stood in for"
 
 
 @pytest.mark.parametrize("wait", [timedelta.max, timedelta(days=100_000)])
