@@ -5,52 +5,25 @@ The version before is taken from the repository's history; a copy without one ca
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tarfile
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 import jobq
-from tests.chaos.stage import ROOT, Stage, assert_kept
+from tests.chaos.stage import Stage, assert_kept
+from tests.support.versions import NEWEST_MIGRATION, migrate_with, unpack_version_before
 
 if TYPE_CHECKING:
     from tests.conftest import SpawnPython
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
-# From the first release on: its tag. The newest migration is the one that came after it.
-BEFORE: Final = "0002_operation.sql"
-
-
-def git(*arguments: str) -> bytes:
-    return subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, capture_output=True).stdout
-
 
 @pytest.fixture
 def old_code(tmp_path: Path) -> Path:
-    """Unpack jobq as it was before its newest migration; return what to put on its path."""
-    try:
-        migration = f"src/jobq/migrations/{BEFORE}"
-        added = git("log", "--format=%H", "--diff-filter=A", "--", migration).decode().split()[-1]
-        archive = git("archive", f"{added}^", "src")
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        pytest.skip("there is no history to take the version before from")
-    with tarfile.open(fileobj=BytesIO(archive)) as tar:
-        tar.extractall(tmp_path / "old", filter="data")
-    return tmp_path / "old" / "src"
-
-
-def migrate_with(code: Path, dsn: str) -> None:
-    program = "import sys, jobq; jobq.migrate(sys.argv[1])"
-    subprocess.run(
-        [sys.executable, "-c", program, dsn], check=True, env={**os.environ, "PYTHONPATH": str(code)}
-    )
+    return unpack_version_before(tmp_path / "old")
 
 
 def test_old_and_new_code_beside_each_other_while_the_schema_is_upgraded(
@@ -80,7 +53,7 @@ def test_old_and_new_code_beside_each_other_while_the_schema_is_upgraded(
     assert_kept(verdict)
     assert stage.evidence().refusals == {}, "an upgrade fails nobody's enqueue"
     newest = max((Path(jobq.__file__).parent / "migrations").glob("*.sql"))
-    assert newest.name == BEFORE, "a new migration: the version before is the one before that"
+    assert newest.name == NEWEST_MIGRATION, "a new migration: the version before is the one before that"
     assert versions(empty_dsn) == [1, 2]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 import pytest
@@ -17,8 +17,12 @@ from jobq._clients.migrate import migrate_async, migration_script, pending
 from jobq._statements import schema as _schema
 from jobq._statements.schema import OLDEST_SERVER, SchemaStatus, code_version, refuse_server
 from tests.support.polling import eventually
+from tests.support.versions import migrate_with, unpack_version_before
+from tests.support.workers import Site
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jobq.embedded import Databases, EmbeddedPostgres
     from tests.conftest import SpawnPython
 
@@ -90,6 +94,70 @@ async def test_s70_old_code_goes_on_while_the_schema_is_upgraded(
         assert [(await client.get(job.id)).state for job in (before, *after)] == ["ready"] * 3
         await client.cancel(before.id)
         await client.retry(before.id)
+
+
+# Each table that a worker's statements use has one more column.
+WIDER: Final = f"""-- compatible_from: {CODE}
+alter table {{schema}}.job add column upgraded boolean;
+alter table {{schema}}.ready add column upgraded boolean;
+alter table {{schema}}.scheduled add column upgraded boolean;
+alter table {{schema}}.running add column upgraded boolean;
+alter table {{schema}}.finished add column upgraded boolean;
+alter table {{schema}}.attempt_error add column upgraded boolean;
+alter table {{schema}}.worker add column upgraded boolean;
+"""
+
+
+def assert_goes_on_through(upgrade: Callable[[], object], site: Site, code: Path | None = None) -> None:
+    """Upgrade while a worker of old code runs jobs and claims others: none of it may notice."""
+
+    def add(kind: str, count: int = 1, args: str = "{}") -> list[int]:
+        # By SQL, for new code refuses the old schema.
+        by_sql = "select (jobq.enqueue(%s, %s)).id from generate_series(1, %s)"
+        return [job_id for (job_id,) in site.sql(by_sql, kind, args, count)]
+
+    worker = site.start(code=code, lease=15.0, heartbeat=1.0)  # whatever a busy machine does to the upgrade
+    for done in (12, 24):  # so that its statements are prepared
+        add("wait", 10)
+        add("fail_once")
+        add("snooze_once", args='{"s": 0}')
+        site.await_finished(done)
+    running = add("gate", 10, '{"gate": "open"}')
+    site.await_started(running)
+    coming = add("wait", 100, '{"s": 0.02}')
+    before = versions(site.dsn)
+    upgrade()
+    assert versions(site.dsn) == [*before, before[-1] + 1]
+    assert {site.job(job_id) for job_id in running} == {("running", 1, 0, 0)}
+    [failed], [snoozed] = site.enqueue("fail_once"), site.enqueue("snooze_once", s=0.0)
+    later = site.enqueue("wait", 5)
+    site.await_finished(24 + 100 + 2 + 5)
+    site.open("open")
+    site.await_finished(24 + 100 + 2 + 5 + 10)
+    assert {site.job(job_id) for job_id in running + coming + later} == {("completed", 1, 0, 0)}
+    assert (site.job(failed), site.job(snoozed)) == (("completed", 2, 1, 0), ("completed", 2, 0, 0))
+    assert len(site.notes("start")) == 24 + 4 + 100 + 2 + 2 + 5 + 10, "each once, or twice"
+    assert (worker.stats()["lost_leases"], len(worker.ids)) == (0, 1)
+    worker.stop()
+    assert "Traceback" not in worker.output
+    assert "ERROR" not in worker.output
+
+
+def test_s70_a_worker_of_today_and_the_jobs_that_it_runs_go_on_through_the_next_upgrade(
+    spawn_python: SpawnPython, dsn: str, tmp_path: Path, upgrade: Path
+) -> None:
+    (upgrade / f"{NEXT:04}_tomorrow.sql").write_text(WIDER)
+    site = Site(spawn_python, dsn, tmp_path)
+    assert_goes_on_through(lambda: jobq.migrate(dsn, attempts=100), site)
+
+
+def test_s70_a_worker_of_the_version_before_and_the_jobs_that_it_runs_go_on_through_the_last_upgrade(
+    spawn_python: SpawnPython, empty_dsn: str, tmp_path: Path
+) -> None:
+    code = unpack_version_before(tmp_path / "old")
+    migrate_with(code, empty_dsn)
+    site = Site(spawn_python, empty_dsn, tmp_path)
+    assert_goes_on_through(lambda: jobq.migrate(empty_dsn, attempts=100), site, code)
 
 
 def test_a_migration_waits_for_a_lock_without_stopping_those_behind_it(

@@ -258,6 +258,7 @@ class Site:
         client: dict[str, Any] | None = None,
         rescans: bool = True,
         wait: bool = True,
+        code: Path | None = None,
         **config: Any,
     ) -> WorkerProcess:
         """Start a worker process with brisk settings and return once it works.
@@ -267,6 +268,7 @@ class Site:
             client: more arguments of its client.
             rescans: whether the marks have their backstop.
             wait: whether to wait until it works.
+            code: where the process has jobq from, if not from here.
             config: fields of WorkerConfig; times in seconds.
         """
         settings = {
@@ -277,7 +279,8 @@ class Site:
             "rescans": rescans,
             "config": BRISK | config,
         }
-        process = self._spawn("-m", "tests.support.workers", json.dumps(settings), cwd=ROOT)
+        env = {} if code is None else {"PYTHONPATH": str(code)}
+        process = self._spawn("-m", "tests.support.workers", json.dumps(settings), env=env, cwd=ROOT)
         if wait:
             process.wait_for_output("works on")
         return WorkerProcess(process)
