@@ -355,7 +355,7 @@ def run_terms(dsn: str, *, guarded: bool) -> None:
     machine = type("Machine", (Terms,), {"dsn": dsn, "guarded": guarded})
     chosen = settings(max_examples=30, stateful_step_count=30, deadline=None, database=None)
     if not guarded:  # the first that is found will do
-        chosen = settings(chosen, phases=[Phase.generate], report_multiple_bugs=False)
+        chosen = settings(chosen, max_examples=500, phases=[Phase.generate], report_multiple_bugs=False)
     run_state_machine_as_test(machine, settings=chosen)
 
 

@@ -21,6 +21,7 @@ from jobq._kinds.unique import Unique
 from jobq._marks import LaneMarks
 from jobq._operation import Call, Operation, in_schema
 from jobq._postgres import text_params
+from jobq._statements import keys
 from jobq._statements.bulk import APPLIES_TO, BulkRun
 from jobq._statements.bulk_sql import Settings, When
 from jobq._statements.cancel import cancel_job
@@ -30,13 +31,13 @@ from jobq._statements.duties import discarded, promote, renew, rescue
 from jobq._statements.enqueue import enqueue_one
 from jobq._statements.enqueue_unique import FIND_FASTER, GIVE_UP
 from jobq._statements.filter import JobFilter
+from jobq._statements.keys import FIRST_KEY, look_at_keys
 from jobq._statements.leader import Term
 from jobq._statements.operate import get_job, job_errors, retry_job
 from jobq._statements.operator_log import Entry
 from jobq._statements.outcomes import Settlement, complete, find_finished, settle
 from jobq._statements.pauses import WAKE
 from jobq._statements.retention import Rule, Walk, remove_finished
-from jobq._statements.trim import FIRST_KEY, forget_keys
 from tests.support.polling import eventually
 from tests.support.storage import BOOM, SCHEMA, Storage, enqueue_rows, hold, job_row
 
@@ -212,7 +213,9 @@ WORKERS: Final[dict[str, Callable[[], Operation[Any]]]] = {
     "discarded": lambda: discarded(SCHEMA, [2 * ROWS + n for n in range(1, BATCH)]),
     "remove finished": lambda: remove_finished(SCHEMA, TERM, Walk(COMPLETED, datetime.now(UTC))),
     "first remove finished": lambda: remove_finished(SCHEMA, TERM, Walk(COMPLETED)),
-    "forget keys": lambda: forget_keys(SCHEMA, TERM, FIRST_KEY),
+    "look at keys": lambda: look_at_keys(SCHEMA, FIRST_KEY),
+    "lock keys": lambda: _one(Call(in_schema(keys.LOCK, SCHEMA), (KEYS, [1] * BATCH))),
+    "forget keys": lambda: _one(Call(in_schema(keys.FORGET, SCHEMA), (KEYS, [1] * BATCH))),
 }
 CLIENTS: Final[dict[str, Callable[[], Operation[Any]]]] = {
     "enqueue": lambda: enqueue_one(SCHEMA, job_row(), notify=True),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import jobq
 from jobq._errors import DatabaseUnavailable
 from jobq._statements.duties import rescue
+from jobq._statements.keys import FIRST_KEY, KeyRow, forget_keys, look_at_keys
 from jobq._statements.leader import Deposed, Term, elect, resign
 from jobq._statements.operate import retry_job
 from jobq._statements.outcomes import Settlement, complete, settle
@@ -27,7 +28,7 @@ from jobq._statements.retention import (
     rules,
     set_retention,
 )
-from jobq._statements.trim import FIRST_KEY, forget_keys, forget_log, forget_ticks, forget_workers
+from jobq._statements.trim import forget_log, forget_ticks, forget_workers
 from jobq._worker.cleaner import LOG_KEPT_S, TICKS_KEPT_S, Cleaner, Trimmer
 from jobq._worker.link import Link
 from jobq._worker.stats import Counters
@@ -73,6 +74,18 @@ def clean(store: Storage, term: Term, limit: int = 2000) -> int:
             jobs, is_full, walk = store.run(remove_finished(SCHEMA, term, walk, limit))
             count += jobs
     return count
+
+
+def walk_keys(store: Storage, term: Term) -> int:
+    """Look at all keys, and remove those that nothing needs; return how many rows that were."""
+    stale, place = store.run(look_at_keys(SCHEMA, FIRST_KEY))
+    assert place == FIRST_KEY
+    return store.run(forget_keys(SCHEMA, term, stale))
+
+
+def generations(store: Storage) -> list[tuple[int, int]]:
+    """Return the numbers of a key's rows, each with its job's id."""
+    return store.sql("select generation, job_id from jobq.unique_key order by generation")
 
 
 def finish(store: Storage, state: str = "completed", count: int = 1, **options: Any) -> list[int]:
@@ -203,34 +216,41 @@ def test_a_key_that_a_period_holds_stays_until_the_period_is_over(store: Storage
     age(store, [job_id], 2 * DAY)
     assert clean(store, term) == 1
     assert store.count("unique_key") == 1
-    assert store.run(forget_keys(SCHEMA, term, FIRST_KEY)) == (0, FIRST_KEY)
+    assert walk_keys(store, term) == 0
+    assert store.run(forget_keys(SCHEMA, term, [KeyRow(KEY, 1)])) == 0, "whoever asks for it"
     store.sql("update jobq.unique_key set held_until = now() - interval '1 second'")
-    assert store.run(forget_keys(SCHEMA, term, FIRST_KEY)) == (1, FIRST_KEY)
+    assert walk_keys(store, term) == 1
     assert store.count("unique_key") == 0
 
 
 def test_all_keys_are_walked_in_bites_and_those_of_jobs_stay(
     store: Storage, term: Term, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobq._statements.trim.BITE", 10)
+    monkeypatch.setattr("jobq._statements.keys.BITE", 10)
     keys = [number.to_bytes(16, "big") for number in range(25)]
     for key in keys:
         store.enqueue(unique_key=key, unique_name="k")
     store.sql("update jobq.job set id = -id where id % 2 = 0")  # so that those keys have no job
-    place, removed, calls = FIRST_KEY, 0, 0
+    place, found, calls = FIRST_KEY, list[KeyRow](), 0
     while not calls or place != FIRST_KEY:
-        count, place = store.run(forget_keys(SCHEMA, term, place))
-        removed, calls = removed + count, calls + 1
-    assert (removed, calls) == (12, 3) or (removed, calls) == (13, 3)
-    assert store.count("unique_key") == 25 - removed
+        stale, place = store.run(look_at_keys(SCHEMA, place))
+        found, calls = found + stale, calls + 1
+    assert calls == 3
+    assert len(found) in {12, 13}
+    assert store.run(forget_keys(SCHEMA, term, found)) == len(found)
+    kept = {key for (key,) in store.sql("select key from jobq.unique_key")}
+    assert kept == set(keys) - {row.key for row in found}
+    assert store.run(forget_keys(SCHEMA, term, found)) == 0, "they are gone"
 
 
-def test_a_later_generation_keeps_its_key(store: Storage, term: Term) -> None:
+def test_a_later_generation_keeps_its_key_and_the_first_row_stays_while_there_is_one(
+    store: Storage, term: Term
+) -> None:
     [first] = finish(store, unique_key=KEY, unique_name="k")
     [second] = store.enqueue(unique_key=KEY, unique_name="k")
     age(store, [first], 2 * DAY)
     assert clean(store, term) == 1
-    assert left(store, "unique_key") == {second}
+    assert generations(store) == [(1, first), (2, second)]
     assert store.enqueue(unique_key=KEY, unique_name="k") == [second]
 
 
@@ -242,31 +262,41 @@ def test_a_key_that_an_open_transaction_counts_on_is_not_removed(store: Storage,
         other.sql("begin")
         [second] = other.enqueue(unique_key=KEY, unique_name="k")
         assert clean(store, term) == 1
-        assert store.run(forget_keys(SCHEMA, term, FIRST_KEY))[0] == 0
+        assert walk_keys(store, term) == 0
         with in_background(store, third.pid, lambda: third.enqueue(unique_key=KEY, unique_name="k")) as made:
             other.sql("commit")
         assert made == [[second]], "it waited for the first one, and was told of it"
-    assert store.run(forget_keys(SCHEMA, term, FIRST_KEY))[0] == 1
-    assert left(store, "unique_key") == {second}
+    assert walk_keys(store, term) == 0
+    assert generations(store) == [(1, first), (2, second)]
 
 
 def test_what_a_retry_left_of_a_key_goes_in_the_end(store: Storage, term: Term) -> None:
     [job_id] = finish(store, unique_key=KEY, unique_name="k")
-    store.run(retry_job(SCHEMA, job_id, notify=False))
-    [job] = store.claim(WORKER)
-    store.run(complete(SCHEMA, WORKER, [(job.job_id, job.attempt)], {}))
+    for _ in range(3):
+        store.run(retry_job(SCHEMA, job_id, notify=False))
+        [job] = store.claim(WORKER)
+        store.run(complete(SCHEMA, WORKER, [(job.job_id, job.attempt)], {}))
+    assert [number for number, _ in generations(store)] == [1, 2, 3, 4]
+    assert walk_keys(store, term) == 2
+    assert [number for number, _ in generations(store)] == [1, 4], "the first, and the job's own"
     age(store, [job_id], 2 * DAY)
     assert clean(store, term) == 1
-    store.run(forget_keys(SCHEMA, term, FIRST_KEY))
+    assert [number for number, _ in generations(store)] == [1]
+    assert walk_keys(store, term) == 1
     assert store.count("unique_key") == 0
 
 
-def test_a_hot_keys_generations_are_not_walked(store: Storage, term: Term) -> None:
-    """A job's own row is found by its generation, however many jobs have had the key."""
-    ids = [finish(store, unique_key=KEY, unique_name="k")[0] for _ in range(5)]
+def test_of_a_hot_key_the_first_row_and_what_is_needed_stay(store: Storage, term: Term) -> None:
+    ids = [finish(store, unique_key=KEY, unique_name="k")[0] for _ in range(8)]
+    age(store, [ids[place] for place in (0, 2, 3, 5)], 2 * DAY)
+    assert clean(store, term, limit=2) == 4
+    assert [number for number, _ in generations(store)] == [1, 2, 5, 7, 8]
     age(store, ids, 2 * DAY)
-    assert clean(store, term, limit=2) == 5
+    assert clean(store, term) == 4
+    walk_keys(store, term)
     assert store.count("unique_key") == 0
+    [again] = store.enqueue(unique_key=KEY, unique_name="k")
+    assert generations(store) == [(1, again)]
 
 
 @pytest.mark.parametrize("way", ["operation", "sql function", "retry"])
@@ -404,7 +434,7 @@ def test_a_leader_whose_term_is_over_removes_nothing(store: Storage, term: Term)
     operations: list[Operation[Any]] = [
         remove_finished(SCHEMA, term, Walk(day)),
         remove_finished(SCHEMA, term, Walk(week)),
-        forget_keys(SCHEMA, term, FIRST_KEY),
+        forget_keys(SCHEMA, term, [KeyRow(KEY, 1)]),
         forget_ticks(SCHEMA, term, 0.0),
         forget_log(SCHEMA, term, 0.0),
         forget_workers(SCHEMA, term, 0.0),

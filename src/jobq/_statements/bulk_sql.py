@@ -119,7 +119,7 @@ def retry(query: Query, state: JobState, settings: Settings, entry: Sequence[str
 
 
 def delete(query: Query, state: JobState, settings: Settings, entry: Sequence[str]) -> Written:
-    """Remove them with all that belongs to them; but a key that somebody takes over just now."""
+    """Remove them with all that belongs to them. The leader forgets their keys, which nothing holds now."""
     del query, settings, entry
     return Written(f"""x as (
     delete from {{schema}}.{_table(state)} where {_MINE} returning job_id
@@ -129,11 +129,11 @@ def delete(query: Query, state: JobState, settings: Settings, entry: Sequence[st
 ), e as (
     delete from {{schema}}.attempt_error where job_id = any (array(select job_id from x))
 ), k as (
-    delete from {{schema}}.unique_key where ctid = any (array(
+    update {{schema}}.unique_key set held_until = '-infinity' where ctid = any (array(
         select k.tid from p cross join lateral (
             select ctid as tid from {{schema}}.unique_key
-            where key = p.unique_key and job_id = p.id
-              and generation = coalesce(p.unique_generation, generation) for update skip locked) k))
+            where key = p.unique_key and generation = p.unique_generation and job_id = p.id
+              and held_until > statement_timestamp() limit 1) k))
 )""")
 
 

@@ -10,8 +10,8 @@ Three rules make it free of races at any isolation level:
 * two who saw the same newest row want the same next generation, and the primary key lets one have it. The
   other waits for that transaction, and for nothing else, and is told who was faster; in a transaction
   of repeatable reads or more the server says so with a serialization failure;
-* whoever adds a generation locks the row that he counts from (``for key share``). Rows may then be removed
-  (``for update skip locked``): who counts from one that is gone finds no row to lock, and looks again;
+* whoever adds a generation locks the row that he counts from (``for key share``): what `keys` says of how
+  rows are removed rests on that. Who counts from one that is gone finds no row to lock, and looks again;
 * locks are taken in one order: keys in their own order, then waiting jobs in `ready`, then those in
   `scheduled`, each in ctid order.
 
@@ -193,14 +193,15 @@ select pg_catalog.count(pg_advisory_xact_lock(k.id)::text) from pg_catalog.unnes
 """
 
 # Who was faster than this call, which a new statement sees; unless he held the key for a slot that has
-# passed, or is gone.
+# passed, or his job is gone.
 FIND_FASTER: Final = """
 select k.ord, u.job_id
 from unnest($1::bytea[], $2::int4[]) with ordinality k(key, generation, ord)
 cross join lateral (
     select job_id from {schema}.unique_key u
     where u.key = k.key and u.generation = k.generation
-      and coalesce(u.held_until > statement_timestamp(), true) limit 1
+      and coalesce(u.held_until > statement_timestamp(),
+                   (select true from {schema}.job where id = u.job_id limit 1)) limit 1
 ) u
 """
 

@@ -15,9 +15,9 @@ from jobq._statements.enqueue_unique import HELD
 # To stand after `l` (tid, job_id, attempt): finished rows, locked against two retries at once; nobody who
 # holds a key waits for such a row. `lost` has the jobs that must stay, and who stands in their way,
 # which is null where another call got the key at this very moment. Of two that have one key the
-# newer is retried. A job's former row goes where nobody counts from it just now.
+# newer is retried. A job's former row is stale from then on, and goes with the leader's next walk.
 RETAKE: Final = f"""known as materialized (
-    select l.tid, l.job_id, j.tid as job_tid, j.key, o.tid as former, u.tid as newest_tid,
+    select l.tid, l.job_id, j.tid as job_tid, j.key, u.tid as newest_tid,
            coalesce(u.generation, 0) + 1 as new_generation, u.job_id as holder, {HELD} as is_held,
            coalesce(o.until_started, false) as until_started,
            j.key is not null and o.held_until is null as is_barred_by_key,
@@ -28,7 +28,7 @@ RETAKE: Final = f"""known as materialized (
         select ctid as tid, unique_key as key, unique_generation as generation from {{schema}}.job
         where id = l.job_id limit 1) j on true
     left join lateral (
-        select ctid as tid, held_until, until_started from {{schema}}.unique_key
+        select held_until, until_started from {{schema}}.unique_key
         where key = j.key and generation = j.generation and job_id = l.job_id limit 1) o on true
     left join lateral (
         select ctid as tid, * from {{schema}}.unique_key where key = j.key
@@ -49,11 +49,6 @@ RETAKE: Final = f"""known as materialized (
 ), renewed as (
     update {{schema}}.job p set unique_generation = f.new_generation
     from fit f where p.ctid = f.job_tid and f.job_id in (select job_id from won)
-), forgotten as (
-    delete from {{schema}}.unique_key where ctid = any (array(
-        select o.tid from fit f cross join lateral (
-            select ctid as tid from {{schema}}.unique_key where ctid = f.former for update skip locked) o
-        where f.job_id in (select job_id from won)))
 ), lost as materialized (
     select job_id, holder from known where is_barred_by_key and is_held
     union all

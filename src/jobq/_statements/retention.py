@@ -9,9 +9,8 @@ all that it has removed before, which stay in the index while some transaction p
 The memory is a hint, kept by the leader: a row that comes to stand behind the mark (an outcome
 whose transaction stayed open, a clock that was set back) is found when the walk begins anew.
 
-Of a unique key's rows, a job's own goes with it, unless a period still holds the key, or an enqueue that is
-under way counts on from that row and has locked it (see `enqueue_unique`). What stays is taken by
-`_trim.forget_keys`.
+The row of a job's unique key is stale once the job is gone, and is removed in a transaction after that
+(`keys.forget_keys`). Should that fail, the walk over all keys finds it.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from jobq._errors import ConfigError
 from jobq._kinds.options import changes
 from jobq._messages import shown
 from jobq._operation import Call, Operation, array_literal, in_schema
+from jobq._statements.keys import KeyRow, forget_keys
 from jobq._statements.leader import LED, Deposed, Term
 from jobq._statements.operator_log import Entry, logged_as
 
@@ -66,9 +66,9 @@ select id from logged
 # states that have this age where a queue says nothing of its own; $8, $9: 'state queue' that are an
 # exception to it, and that have it.
 #
-# The lock order is that of the first migration: keys (skipped when somebody has them), `finished` by ctid;
-# then the payloads and errors, which nobody else writes once a job has ended. A row that somebody else
-# took meanwhile (an operator's retry) is not deleted here, and nothing of its job is.
+# The lock order is that of the first migration: `finished` by ctid; then the payloads and errors, which
+# nobody else writes once a job has ended. A row that somebody else took meanwhile (an operator's retry) is
+# not deleted here, and nothing of its job is.
 _REMOVE: Final = f"""
 with {LED}, seen as materialized (
     select ctid as tid, job_id, finished_at, attempt, state, state || ' ' || queue as place
@@ -83,11 +83,7 @@ with {LED}, seen as materialized (
     limit $5::int4
 ), old as materialized (
     select s.tid, s.job_id, s.finished_at, s.attempt > 1 or s.state <> 'completed' as has_errors, j.job_tid,
-           case when j.unique_key is not null then (
-               select ctid from {{schema}}.unique_key u
-               where u.key = j.unique_key and u.generation = j.unique_generation and u.job_id = s.job_id
-                 and coalesce(u.held_until, '-infinity') <= statement_timestamp()
-               for update skip locked) end as key_tid
+           j.unique_key, j.unique_generation
     from seen s left join lateral (
         select ctid as job_tid, unique_key, unique_generation from {{schema}}.job
         where id = s.job_id limit 1) j on true
@@ -95,7 +91,7 @@ with {LED}, seen as materialized (
     order by s.tid
 ), gone as (
     delete from {{schema}}.finished f using old where f.ctid = old.tid
-    returning old.job_id, old.job_tid, old.key_tid, old.has_errors, old.finished_at
+    returning old.*
 ), payloads as (
     delete from {{schema}}.job where ctid = any (array(select job_tid from gone))
 ), errors as (
@@ -104,15 +100,14 @@ with {LED}, seen as materialized (
             select ctid as tid from {{schema}}.attempt_error where job_id = g.job_id
             order by attempt limit 1000) e
         where g.has_errors))
-), keys as (
-    delete from {{schema}}.unique_key where ctid = any (array(
-        select key_tid from gone where key_tid is not null))
 ), last as materialized (
     select max(finished_at) as at from seen
 )
 select (select count(*) from led), (select count(*) from seen), (select count(*) from gone), last.at,
        (select count(*) from seen where finished_at = last.at)
-       - (select count(*) from gone where finished_at = last.at)
+       - (select count(*) from gone where finished_at = last.at),
+       (select pg_catalog.array_agg(unique_key) from gone where unique_generation is not null),
+       (select pg_catalog.array_agg(unique_generation) from gone where unique_generation is not null)
 from last
 """
 
@@ -280,10 +275,12 @@ def remove_finished(schema: str, term: Term, walk: Walk, limit: int = BATCH) -> 
         in_schema(_REMOVE, schema),
         (*term, walk.mark, age_s, limit, walk.stay, *arrays, begin_s),
     )
-    led, seen, jobs, last, stay = rows[0]
+    led, seen, jobs, last, stay, keys, generations = rows[0]
     if not led:
         raise Deposed(f"term {term.number} is over")
     if not seen:
         return Removed(0, is_full=False, walk=walk)
     stay += walk.stay if last == walk.mark else 0
+    if keys:
+        yield from forget_keys(schema, term, map(KeyRow, keys, generations))
     return Removed(jobs, seen >= limit, Walk(rule, last, stay))

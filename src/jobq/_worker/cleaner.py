@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from jobq._errors import DatabaseUnavailable
+from jobq._statements.keys import FIRST_KEY, forget_keys, look_at_keys
 from jobq._statements.retention import BATCH, Walk, read_retention, remove_finished, rules
-from jobq._statements.trim import BITE, FIRST_KEY, forget_keys, forget_log, forget_ticks, forget_workers
+from jobq._statements.trim import BITE, forget_log, forget_ticks, forget_workers
 
 if TYPE_CHECKING:
     from jobq._statements.leader import Term
@@ -163,5 +164,7 @@ class Trimmer:
             await run(forget_log(schema, term, LOG_KEPT_S)),
             await run(forget_workers(schema, term, WORKERS_KEPT_S)),
         ]
-        _, self._place = await run(forget_keys(schema, term, self._place))
+        stale, self._place = await run(look_at_keys(schema, self._place))
+        if stale:
+            await run(forget_keys(schema, term, stale))
         return _MORE_S if max(counts) >= BITE or self._place != FIRST_KEY else None

@@ -207,6 +207,7 @@ declare
     held_key constant bytea := pg_catalog.substring(
         pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.normalize(unique_key, 'NFC'), 'UTF8')), 1, 16);
     last {schema}.unique_key%rowtype;
+    last_tid tid;
 begin
     if problem is not null then
         raise exception 'jobq: %', problem using errcode = 'invalid_parameter_value';
@@ -218,7 +219,8 @@ begin
     -- transaction; when that commits, the next round sees it.
     for round in 1 .. 10 loop
         exit when enqueue.inserted;
-        select u.* into last
+        select u.ctid, u.generation, u.job_id, u.held_until, u.until_started
+        into last_tid, last.generation, last.job_id, last.held_until, last.until_started
         from {schema}.unique_key u where u.key = held_key order by u.generation desc limit 1;
         if (case when last.held_until is not null then last.held_until > pg_catalog.clock_timestamp()
                 and not coalesce((select j.created_at > pg_catalog.clock_timestamp()
@@ -235,8 +237,7 @@ begin
             return next;
             return;
         end if;
-        perform from {schema}.unique_key u where u.key = held_key and u.generation = last.generation
-        for key share;
+        perform from {schema}.unique_key u where u.ctid = last_tid for key share;
         continue when last.generation is not null and not found;  -- it was removed just now
         insert into {schema}.unique_key (key, generation, job_id)
         values (held_key, coalesce(last.generation, 0) + 1, enqueue.id) on conflict do nothing;
