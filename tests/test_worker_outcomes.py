@@ -425,6 +425,24 @@ async def test_work_behind_very_many_jobs_of_an_unknown_kind_is_reached(dsn: str
         assert (await bench.ended(job.id, 30.0))["state"] == "completed"
 
 
+async def test_jobs_between_some_of_an_unknown_kind_run_in_their_order(dsn: str) -> None:
+    """None is claimed without a slot, to be given back to the end of its lane."""
+    jobs, ran = jobq.Jobs(), list[int]()
+
+    @jobs.handler("live")
+    async def live(job: jobq.Job, args: Number) -> None:
+        ran.append(args.n)
+        await asyncio.sleep(0.35)  # longer than a worker holds what it has no slot for
+
+    async with jobq.AsyncClient(dsn) as client:
+        await client.enqueue_many(
+            jobq.NewJob("unknown", None) if n % 3 == 0 else jobq.NewJob(live, Number(n)) for n in range(9)
+        )
+    async with working(dsn, jobs, queues={"default": 1}):
+        await eventually_async(lambda: len(ran) == 6)
+    assert ran == [1, 2, 4, 5, 7, 8]
+
+
 def test_so_many_are_parked_for_longer() -> None:
     parking = Parking()
     delays = [parking.delay_s(5.0) for _ in range(100_001)]
