@@ -117,6 +117,7 @@ def test_a_databases_clock_that_was_set_back_is_told(
         ("default_transaction_read_only", "on", Level.PROBLEM),
         ("statement_timeout", "100ms", Level.WARNING),
         ("lock_timeout", "10ms", Level.WARNING),
+        ("array_nulls", "off", Level.PROBLEM),
     ],
 )
 def test_settings_of_the_role_that_lose_or_stop_jobs(

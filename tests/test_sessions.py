@@ -47,6 +47,17 @@ def test_a_session_says_who_it_is_and_what_it_will_not_wait_for(dsn: str) -> Non
         session.close()
 
 
+def test_a_session_reads_arrays_with_nulls_whatever_the_database_does(
+    dsn: str, db: psycopg.Connection
+) -> None:
+    db.execute(f'alter database "{db.info.dbname}" set array_nulls = off'.encode())
+    session = SyncSession.open(dsn, schema="jobq", name="jobq test")
+    try:
+        assert session.run(one(Call("select ($1::text[])[1]", ([None],)))) == [(None,)]
+    finally:
+        session.close()
+
+
 def test_behind_a_pooler_a_session_sets_and_prepares_nothing(pooled_dsn: str, dsn: str) -> None:
     session = SyncSession.open(pooled_dsn, schema="jobq", name="jobq test", plan_settings=True)
     try:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
 import pytest
 
 import jobq
+from jobq._operation import Call
+from jobq._postgres import execute, sync_cursor
 from tests.conftest import APP_DATABASE
 from tests.support.inprocess import working
 from tests.support.polling import eventually
@@ -435,6 +437,57 @@ def test_a_worker_reads_moments_and_numbers_whatever_the_databases_output_style(
     [job_id] = site.enqueue("snooze_once", s=0.3)  # whose next time the promotion reads
     assert site.await_state(job_id, "completed") == ("completed", 2, 0, 0)
     worker.stop()
+
+
+@pytest.mark.parametrize("way", ["dsn", "pooled_dsn"])
+async def test_a_worker_records_all_outcomes_where_nulls_in_arrays_are_texts(
+    request: pytest.FixtureRequest, db: psycopg.Connection, way: str
+) -> None:
+    """Through a pooler it can set nothing for its own sessions."""
+    db.execute(f'alter database "{db.info.dbname}" set array_nulls = off'.encode())
+    jobs = jobq.Jobs()
+
+    @jobs.handler("snoozes")
+    async def snoozes(job: jobq.Job, args: dict[str, Any]) -> None:
+        if job.attempt == 1:
+            raise jobq.Snooze(timedelta(0))
+
+    @jobs.handler("fails")
+    async def fails(job: jobq.Job, args: dict[str, Any]) -> None:
+        raise ValueError("as it must")
+
+    async with working(request.getfixturevalue(way), jobs) as bench:
+        kinds = ("snoozes", "fails") * 5
+        made = await bench.client.enqueue_many([jobq.NewJob(kind, {}, max_attempts=1) for kind in kinds])
+        ended = [(await bench.ended(one.id))["state"] for one in made]
+        assert ended == ["completed", "discarded"] * 5
+        assert [error["message"] for error in bench.errors(made[1].id)] == ["as it must"]
+        assert bench.errors(made[0].id) == []
+
+
+def test_a_client_says_where_nulls_in_arrays_are_texts(dsn: str, db: psycopg.Connection) -> None:
+    db.execute(f'alter database "{db.info.dbname}" set array_nulls = off'.encode())
+    job = jobq.NewJob("k", {})
+    others: list[dict[str, Any]] = [
+        {"delay": timedelta(1)},
+        {"run_at": datetime.now(UTC)},
+        {"meta": {"a": 1}},
+        {"tags": ["a"]},
+        {"unique": "a"},
+    ]
+    with jobq.Client(dsn) as client:
+        for options in others:
+            with pytest.raises(jobq.DatabaseError, match="array_nulls"):
+                client.enqueue_many([job, jobq.NewJob("k", {}, **options)])
+        with pytest.raises(jobq.DatabaseError, match="array_nulls"):
+            client.periodic.add("p", kind="k", cron="0 0 1 1 *")
+        with pytest.raises(jobq.DatabaseError, match="array_nulls"):
+            client.periodic.add("p", kind="k", every=timedelta(hours=1))
+        assert not client.list().jobs
+        assert not client.periodic.list()
+        with pytest.raises(jobq.Error) as other, psycopg.connect(dsn) as connection:
+            execute(sync_cursor(connection), Call("select 'x'::int4"))
+    assert "array_nulls" not in str(other.value)
 
 
 def test_a_client_reads_moments_whatever_the_databases_output_style(dsn: str, db: psycopg.Connection) -> None:

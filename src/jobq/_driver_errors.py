@@ -41,6 +41,10 @@ _MISSING_STATES: Final = frozenset({"42P01", "3F000"})  # table, schema
 _OUTDATED_STATES: Final = frozenset({"42703", "42883"})  # column, function
 _FAILED_TRANSACTION: Final = "25P02"
 _DATA_CLASSES: Final = frozenset({"22", "23", "54"})  # values, constraints, limits
+# Where `array_nulls` is off, a NULL in an array is read as this text: no number, time or JSON, and as a bytea
+# or a text against a CHECK.
+_NULL_STATES: Final = frozenset({"22P02", "22007", "23514"})
+_NULL_AS_TEXT: Final = re.compile(r'"NULL"|\bNULL,|\\x4e554c4c')
 _CONFLICT_CLASS: Final = "40"  # serialization failure, deadlock: the same again may succeed
 # SQLAlchemy and Django refuse statements in a transaction that they know to have failed, and on a
 # session that is bound to nothing.
@@ -105,7 +109,13 @@ def map_error(error: BaseException) -> Error:
     if state in _OUTDATED_STATES:
         advice = migrate_advice(_schema_of(text))
         return SchemaOutdated(f"{text}: jobq's schema is older than this code needs; {advice}")
-    return DatabaseError(f"{text} (SQLSTATE {state})")
+    return DatabaseError(f"{text} (SQLSTATE {state}){_nulls_advice(error, state)}")
+
+
+def _nulls_advice(error: BaseException, state: str) -> str:
+    if state in _NULL_STATES and any(_NULL_AS_TEXT.search(str(one)) for one in _causes(error)):
+        return ": is array_nulls off for this role or database? jobq needs it on"
+    return ""
 
 
 def _schema_of(text: str) -> str | None:

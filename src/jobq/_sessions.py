@@ -34,6 +34,7 @@ _SESSION_SETTINGS: Final = {
     "DateStyle": "ISO",
     "IntervalStyle": "postgres",
     "extra_float_digits": "1",
+    "array_nulls": "on",  # how they are read: off, a NULL in an array is the text
 }
 # Statistics of tables that fill and empty all day are always wrong. The worker's statements are
 # written for one plan each; these settings leave the planner no other (see DESIGN.md).

@@ -177,6 +177,13 @@ _SETTINGS: Final = (
         "no job can be made or claimed by this role here",
         "Set it off for this role, or connect to the primary (target_session_attrs=read-write).",
     ),
+    (
+        "array_nulls",
+        "off",
+        Level.PROBLEM,
+        "calls that make several jobs at once, and some schedules, are refused",
+        "Set array_nulls = on for this role.",
+    ),
     ("in_hot_standby", "on", Level.PROBLEM, "this is a standby", "Connect to the primary."),
 )
 _LIMITS: Final = (

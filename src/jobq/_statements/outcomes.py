@@ -83,9 +83,12 @@ from u having count(*) > 0::int8
 # `on conflict`: where somebody wrote the tables by hand, the job may stand in the target already. It is
 # not lost then, and must leave `running` all the same, or its outcome would be refused for ever.
 # A job that an operator wants cancelled is, whatever else was decided before its worker knew.
+# Where there is no failure its texts are empty: a NULL in an array is a text where `array_nulls` is off,
+# and through a pooler a worker sets nothing.
 SETTLE: Final = f"""
 with x as materialized (
-    select r.tid, o.job_id, o.attempt, o.delay_s, o.failed, o.outcome, o.type, o.message, o.traceback,
+    select r.tid, o.job_id, o.attempt, o.delay_s, o.failed, nullif(o.outcome, '') as outcome, o.type,
+           o.message, o.traceback,
            coalesce(c.target, o.target) as target,
            case when c.target is null then o.reason else c.reason end as reason
     from unnest($1::int8[], $2::int4[], $4::text[], $5::text[], $6::float8[], $7::int4[],
@@ -205,7 +208,7 @@ def settle(
         [s.reason for s in settlements],
         [s.delay_s for s in settlements],
         [int(s.failed) for s in settlements],
-        *([f and f[column] for f in failures] for column in range(4)),
+        *([f[column] if f else "" for f in failures] for column in range(4)),
         worker_name,
         MAX_ERRORS_KEPT,
         notify,
