@@ -31,6 +31,7 @@ Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 _Decode: TypeAlias = Callable[[bytes | str], Any]
 
 _MAX_TOLD: Final = 2_000  # characters of an error
+_MAX_READ: Final = 20_000  # characters of one that are looked through for secrets
 _MAX_ERRORS_TOLD: Final = 5  # of one document: pydantic finds all of them
 
 _AT: Final = re.compile(r"(?s)(.*) - at `(\$.*)`")
@@ -102,9 +103,9 @@ class ArgumentsDecoder(Generic[A]):
         """Say what is wrong with a document, and what to show as the cause: nothing that quotes a secret."""
         said = _describe(error)
         text = raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
-        told = Secrets(self._redaction, lambda: _documents(text)).out_of(said)
-        cause = error if told == said else None
-        return told if len(told) <= _MAX_TOLD else f"{told[:_MAX_TOLD]}…", cause
+        told = Secrets(self._redaction, lambda: _documents(text)).out_of(_cut(said, _MAX_READ))
+        cause = error if told == said and not _quotes_cut_input(error) else None
+        return _cut(told, _MAX_TOLD), cause
 
     def prepare(self) -> None:
         """Build the decoder now, so that a type that cannot be decoded shows at start.
@@ -127,6 +128,26 @@ class ArgumentsDecoder(Generic[A]):
             decode = _with_upgrade(self._upgrade, decode)
         self._decode = decode
         return decode
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def _quotes_cut_input(error: BaseException | None) -> bool:
+    """Whether an error, or one that its traceback shows, is pydantic's: it quotes its input's two ends."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if _is_pydantics(error):
+            return True
+        seen.add(id(error))
+        error = error.__context__ if not error.__suppress_context__ else error.__cause__
+    return False
+
+
+def _is_pydantics(error: BaseException) -> bool:
+    kind = type(error)
+    return (kind.__module__, kind.__name__) == ("pydantic_core._pydantic_core", "ValidationError")
 
 
 def _documents(text: str) -> Iterator[object]:
@@ -226,9 +247,20 @@ def _decode_nothing(raw: bytes | str) -> None:
 def _decode_foreign(cls: type, value: object) -> object:
     """Decode a model of pydantic that stands within a type that msgspec decodes."""
     if is_pydantic_model(cls):
-        model: object = cast("Any", cls).model_validate_json(json.dumps(value))
-        return model
+        return _validate(cls, json.dumps(value))
     raise msgspec.ValidationError(f"`{cls.__module__}.{cls.__qualname__}` has no JSON form here")
+
+
+def _validate(model: type, text: str) -> object:
+    try:
+        validated: object = cast("Any", model).model_validate_json(text)
+    except Exception as error:
+        if not _is_pydantics(error):
+            raise
+        said = _describe(error)
+    else:
+        return validated
+    raise ValueError(f"{model.__name__}: {said}")  # out here, so that it does not drag pydantic's own along
 
 
 def _with_upgrade(upgrade: Upgrade, decode: _Decode) -> _Decode:
@@ -247,7 +279,7 @@ def _describe(error: Exception) -> str:
     """Put an error of any decoder into one line."""
     if isinstance(error, msgspec.MsgspecError | ConfigError | ArgumentsEncodeError):
         return str(error)
-    if type(error).__module__ == "pydantic_core._pydantic_core":
+    if _is_pydantics(error):
         found: list[dict[str, Any]] = cast("Any", error).errors(include_url=False, include_input=False)
         first = "; ".join(f"{each['msg']} - at `{_path(each['loc'])}`" for each in found[:_MAX_ERRORS_TOLD])
         more = len(found) - _MAX_ERRORS_TOLD
