@@ -6,8 +6,11 @@ import dataclasses
 import enum
 import json
 import logging
-from typing import TYPE_CHECKING, Any, Final
+import time
+import traceback
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import pydantic
 import pytest
 from click.testing import CliRunner
 
@@ -15,6 +18,7 @@ import jobq
 from jobq._documents import read_document
 from jobq._redaction import HIDDEN, Redaction, Secrets, check_fields
 from jobq._statements.redaction import Redactions
+from jobq._worker.describe import describe
 from jobq.cli.app import app
 from jobq.cli.output import document as written
 from jobq.testing import drain, drain_sync
@@ -153,6 +157,57 @@ def test_a_secret_that_was_cut_in_the_middle_of_a_text_is_hidden_as_well() -> No
     assert secrets({"token": token}).out_of(f"no {token[:9_000]}… (more)") == f"no {HIDDEN}… (more)"
 
 
+def test_what_a_cut_has_left_of_a_secret_is_hidden_on_both_of_its_sides() -> None:
+    note = "".join(f"{n:05}-" for n in range(2_000))
+    for begins, ends in ((note[:9_000], note[-9_000:]), (note[:30], note[-30:])):
+        text = f"bad {begins}\n… (7 characters left out) …\n{ends} is no note"
+        shown = f"bad {HIDDEN}\n… (7 characters left out) …\n{HIDDEN} is no note"
+        assert secrets({"token": note}).out_of(text) == shown
+    assert secrets({"token": note}).out_of(f"no {note[:30]}...{note[-30:]}'") == f"no {HIDDEN}...{HIDDEN}'"
+
+
+def test_a_field_that_is_declared_after_the_failure_is_hidden_in_a_traceback_that_was_cut() -> None:
+    note = "".join(f"{n:05}-" for n in range(5_000))
+    failure = describe(ValueError(note), "failed", secrets({"note": note}))
+    assert "00001-" in failure.traceback
+    for text in (failure.message, failure.traceback):
+        shown = secrets({"note": note}, fields=("note",)).out_of(text)
+        assert not any(f"{n:05}-" in shown for n in range(5_000))
+        assert shown.startswith((HIDDEN, f"ValueError: {HIDDEN}\n…"))
+
+
+def test_a_secret_that_looks_as_if_it_were_cut_is_hidden_up_to_the_true_cut() -> None:
+    dotted = "a letter... " * 20 + "and more… of it"
+    found = secrets({"token": dotted})
+    assert found.out_of(f"bad {dotted[:200]}… (9 more)") == f"bad {HIDDEN}… (9 more)"
+    assert found.out_of(f"(9 more) …{dotted[-200:]} is bad") == f"(9 more) …{HIDDEN} is bad"
+
+
+def test_secrets_that_overlap_are_hidden_as_one() -> None:
+    found = secrets({"token": ["abcdefgh", "efghijkl", "gh-and-much-more"]})
+    assert found.out_of("no abcdefghijkl") == f"no {HIDDEN}"
+    assert found.out_of("no abcdefgh-and-mu…") == f"no {HIDDEN}…"
+
+
+def cost_s(document: object, text: str) -> float:
+    """Return the CPU time that the description of a failure takes."""
+    start = time.process_time()
+    describe(ValueError(text), "failed", secrets(document))
+    return time.process_time() - start
+
+
+def test_long_secrets_of_one_beginning_cost_what_others_do() -> None:
+    length = 100_000
+    text = f"bad {'a' * 2 * length}"
+    alike = cost_s({"password": "a" * length + "b", "token": "a" * length + "c"}, text)
+    assert alike < 5 * cost_s({"password": "b" * length, "token": "c" * length}, text)
+
+
+def test_no_more_of_a_text_is_searched_than_is_kept() -> None:
+    tokens = {"tokens": [f"{n:0>3}" * 13 for n in range(900)]}
+    assert cost_s(tokens, "0123456789" * 100_000) < 5 * cost_s(tokens, "0123456789" * 5_000)
+
+
 def test_each_line_of_a_secret_is_hidden_however_it_is_indented() -> None:
     lines = [f"-----BEGIN KEY-----{n}" for n in range(3)]
     found = secrets({"password": "\n".join(lines)})
@@ -197,6 +252,64 @@ def test_a_refusal_of_arguments_quotes_no_secret() -> None:
     assert CARD not in str(undecodable.value)
     with pytest.raises(jobq.ArgumentsEncodeError, match="another"):
         jobq.JobType("k", Card).encode(Card("another"))  # type: ignore[arg-type]
+
+
+class Login(pydantic.BaseModel):
+    token: Annotated[str, pydantic.Field(max_length=60)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Visit:
+    login: Login
+
+
+def upgraded(args: dict[str, Any]) -> dict[str, Any]:
+    Login.model_validate(args)
+    return args
+
+
+def upgraded_oddly(args: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return upgraded(args)
+    except ValueError:
+        raise KeyError("no login") from None
+
+
+def upgraded_badly(args: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return upgraded(args)
+    except ValueError as error:
+        raise KeyError("no login") from error
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (jobq.JobType("k", Login), "should have at most 60 characters - at `$.token`"),
+        (
+            jobq.JobType("k", Visit),
+            "Login: String should have at most 60 characters - at `$.token` - at `$.login`",
+        ),
+        (jobq.JobType("k", dict, upgrade=upgraded), "should have at most 60 characters - at `$.token`"),
+        (jobq.JobType("k", dict, upgrade=upgraded_badly), "KeyError: 'no login'"),
+    ],
+    ids=["model", "within a dataclass", "of an upgrade hook", "behind one"],
+)
+def test_nor_does_pydantic_which_quotes_both_ends_of_its_input(kind: jobq.JobType[Any], said: str) -> None:
+    token = "".join(f"{n:05}" for n in range(20))
+    args = {"login": {"token": token}} if kind.args_type is Visit else {"token": token}
+    with pytest.raises(jobq.ArgumentsDecodeError) as caught:
+        kind.decode(json.dumps(args))
+    assert said in str(caught.value)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert token[:8] not in shown
+    assert token[-8:] not in shown
+
+
+def test_a_cause_that_is_not_pydantics_is_kept() -> None:
+    with pytest.raises(jobq.ArgumentsDecodeError) as caught:
+        jobq.JobType("k", dict, upgrade=upgraded_oddly).decode('{"n": 1}')
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_nor_does_what_an_upgrade_hook_says_however_long_the_secret_is() -> None:

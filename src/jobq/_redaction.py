@@ -2,7 +2,8 @@
 
 A field is named by whoever declares its kind, or by an operator; and some names say by themselves what they
 hold. It is hidden wherever it stands in a document, with all that is in it. Errors quote what they are about,
-so what hidden fields hold is taken out of texts, too: there it is known by its value alone.
+so what hidden fields hold is taken out of texts, too: there it is known by its value alone, or by the part of
+it that a cut has left.
 
 Only output is redacted. What is stored of a job, and what its handler gets, is what was enqueued.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, cast
 
@@ -24,10 +26,12 @@ HIDDEN: Final = "***"
 
 MAX_FIELD_BYTES: Final = 128
 _SHORTEST: Final = 4  # characters of a value that is looked for in texts: shorter ones stand in many a word
-_CUT: Final = "…"  # what our messages end a value with that they cut
-_LONGEST_PART: Final = 10_000  # characters of a secret that may stand before a cut: no message has more
-_MOST_VALUES: Final = 1_000  # of one job, and cuts in a text; where there are more, it is hidden whole
+_PART: Final = 64  # characters by which a longer part of a secret is known at a cut
+_MOST_VALUES: Final = 1_000  # of one job; where there are more, its texts are hidden whole
+_MOST_CUTS: Final = 200  # in a text; where there are more, it is hidden whole
 
+# How we cut, a traceback between two lines, and how others do: reprlib, pydantic.
+_CUT: Final = re.compile(r"\n?(?:…|\.{3,})\n?")
 _WORD_ENDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^0-9A-Za-z]+")
 _TELLING: Final = re.compile(
     r"(?:^|_)(?:pass(?:word|wd|phrase|code)s?|pwd|secrets?|tokens?|credentials?|cookies?|auth|authorization"
@@ -115,38 +119,40 @@ class Secrets:
         self._documents = documents
 
     def out_of(self, text: str, *, is_cut: bool = False) -> str:
-        """Return a text without them, and without a part of one where something was cut.
+        """Return a text without them, and without what is left of one beside a place where something was cut.
+
+        It never gets longer. Each of up to 1,000 values is looked for in all of the text: cut that first to
+        what is kept of it, or this holds up an event loop.
 
         Args:
             text: what may quote them.
-            is_cut: whether its end is such a place; others are told by their ``…``.
+            is_cut: whether its end is such a place; others are told by their ``…`` or ``...``.
         """
         values = self._values
         if values is None:
             return HIDDEN if text else text
         if not values:
             return text
-        parts = self._pattern.sub(HIDDEN, text).split(_CUT)
-        if len(parts) > _MOST_VALUES:
+        cuts = [found.span() for found in _CUT.finditer(text)] + [(len(text), len(text))] * is_cut
+        if len(cuts) > _MOST_CUTS:
             return HIDDEN
-        last = parts.pop()
-        return _CUT.join([*map(self._without_part, parts), self._without_part(last) if is_cut else last])
+        spans = [*_occurrences(text, values), *(self._parts(text, cuts) if cuts else ())]
+        return _hide(text, spans)
 
-    def _without_part(self, text: str) -> str:
-        """Return a text without the beginning of a secret at its end."""
-        begins: list[int] = []
-        for value in self._values or ():
-            tail, head = text[-min(len(value), _LONGEST_PART) :], value[:_SHORTEST]
-            at = tail.find(head)
-            while at >= 0 and not value.startswith(tail[at:]):
-                at = tail.find(head, at + 1)
-            if at >= 0:
-                begins.append(len(tail) - at)
-        return f"{text[: -max(begins)]}{HIDDEN}" if begins else text
+    def _parts(self, text: str, cuts: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Yield where a part of a secret ends at a cut, and where one begins after it: the same, mirrored."""
+        length = len(text)
+        yield from self._beginnings.before(text, [start for start, _ in cuts])
+        mirrored = self._ends.before(text[::-1], [length - end for _, end in reversed(cuts)])
+        yield from ((length - end, length - start) for start, end in mirrored)
 
     @functools.cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(re.escape, self._values or ())))
+    def _beginnings(self) -> _Beginnings:
+        return _Beginnings(self._values or ())
+
+    @functools.cached_property
+    def _ends(self) -> _Beginnings:
+        return _Beginnings([value[::-1] for value in self._values or ()])
 
     @functools.cached_property
     def _values(self) -> list[str] | None:
@@ -161,6 +167,60 @@ class Secrets:
         except RecursionError:
             return None
         return sorted(found, key=len, reverse=True)
+
+
+class _Beginnings:
+    """How secrets begin, for texts that were cut in the middle of one.
+
+    The work is bounded by the text's length alone, however many they are and however long their common
+    beginning is: a longer part is known by its first characters, and then hidden up to the cut.
+    """
+
+    def __init__(self, values: Sequence[str]) -> None:
+        self._short = {value[:length] for value in values for length in range(_SHORTEST, _PART)}
+        self._longest: dict[str, int] = {}  # by its first characters, the length of a long one
+        self._dotted: set[str] = set()  # and of those that have what looks like a cut in themselves
+        for value in values:
+            if len(value) > _PART:
+                head = value[:_PART]
+                self._longest[head] = max(len(value), self._longest.get(head, 0))
+                if _CUT.search(value):
+                    self._dotted.add(head)
+
+    def before(self, text: str, cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield from where to where a text has parts that end at a cut; the cuts are in ascending order."""
+        for cut in cuts:
+            for start in range(max(cut - _PART + 1, 0), cut - _SHORTEST + 1):
+                if text[start:cut] in self._short:
+                    yield start, cut
+                    break
+        for start in range(cuts[-1] - _PART + 1 if self._longest else 0):
+            head = text[start : start + _PART]
+            if length := self._longest.get(head):
+                first, last = bisect_left(cuts, start + _PART), bisect_right(cuts, start + length) - 1
+                if first <= last:
+                    yield start, cuts[last if head in self._dotted else first]
+
+
+def _occurrences(text: str, values: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Yield from where to where a text has one of some values."""
+    for value in values:
+        start = text.find(value)
+        while start >= 0:
+            end = start + len(value)
+            yield start, end
+            start = text.find(value, end)
+
+
+def _hide(text: str, spans: Iterable[tuple[int, int]]) -> str:
+    """Return a text without what stands there; spans that overlap are hidden as one."""
+    shown: list[str] = []
+    hidden_to = 0
+    for start, end in sorted(spans):
+        if start >= hidden_to:
+            shown += text[hidden_to:start], HIDDEN
+        hidden_to = max(hidden_to, end)
+    return "".join([*shown, text[hidden_to:]])
 
 
 def check_fields(fields: object) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def on_exception(
     if isinstance(error, Snooze):
         return Settlement(job.id, job.attempt, "scheduled", "snooze", delay_s=_seconds(error.delay))
     if isinstance(error, Cancel):
-        reason = storable(secrets.out_of(text_of(error.reason)), REASON_LIMIT)
+        reason = secrets.out_of(storable(text_of(error.reason), REASON_LIMIT))
         return Settlement(job.id, job.attempt, "cancelled", reason)
     if isinstance(error, Permanent):
         failure = describe(error, "permanent", secrets)

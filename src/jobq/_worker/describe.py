@@ -2,7 +2,8 @@
 
 It is described on the event loop, where all else waits meanwhile. What has thousands of causes, members
 or frames, or a message of megabytes, is therefore told by its own last frames alone: written out, ten
-megabytes of lines take three seconds, of which a few thousand characters are kept.
+megabytes of lines take three seconds, of which a few thousand characters are kept. Nor are secrets looked
+for in more than those: what a cut has left of one is found, too.
 """
 
 from __future__ import annotations
@@ -29,11 +30,10 @@ _DEMO: Final = os.path.join(_PACKAGE, "demo", "")  # noqa: PTH118 - an applicati
 
 def describe(error: BaseException, outcome: str, secrets: Secrets) -> Failure:
     """Describe an exception for the job's history, whatever its ``__str__`` does; it quotes no secrets."""
-    name, message = _name_of(type(error)), secrets.out_of(text_of(error))
-    lines = secrets.out_of("".join(_lines(error, f"{name}: {message}\n")))
-    return Failure(
-        outcome, storable(name, REASON_LIMIT), storable(message, MESSAGE_LIMIT), _middle_cut(lines)
-    )
+    name = storable(_name_of(type(error)), REASON_LIMIT)
+    message = secrets.out_of(storable(text_of(error), MESSAGE_LIMIT))
+    lines = "".join(_lines(error, f"{name}: {message}\n"))
+    return Failure(outcome, name, message, secrets.out_of(_middle_cut(lines)))
 
 
 def text_of(value: object) -> str:
