@@ -74,7 +74,9 @@ def secrets(*documents: object, fields: tuple[str, ...] = ("card_number", "iban"
         "password", "PASSWORD", "db_password", "userPassword", "passwd", "passphrase", "pwd", "secret",
         "client-secret", "clientSecret", "token", "access_token", "refreshToken", "tokens", "api_key",
         "apiKey", "APIKey", "x-api-key", "private_key", "secret_access_key", "Authorization", "auth",
-        "credentials", "Set-Cookie", "a.b.token",
+        "credentials", "Set-Cookie", "a.b.token", "APIToken", "DBPassword", "AWSSecretKey", "SMTPPassword",
+        "JWTSecret", "AUTHToken", "XToken", "dbpassword", "DBPASSWORD", "accesstoken", "password1",
+        "password2", "token2",
     ],
 )  # fmt: skip
 def test_names_that_tell_what_they_hold_are_hidden_always(name: str) -> None:
@@ -83,8 +85,11 @@ def test_names_that_tell_what_they_hold_are_hidden_always(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["secretary", "tokenizer", "author", "authored_at", "passenger", "key", "monkey", "id", ""],
-)
+    [
+        "secretary", "tokenizer", "author", "authored_at", "passenger", "key", "monkey", "id", "", "keyboard",
+        "passwordless", "OAuthProvider", "auth0_user", "HTMLTokenizer", "TheAuthor", "bypass",
+    ],
+)  # fmt: skip
 def test_names_that_only_sound_alike_are_not(name: str) -> None:
     assert not Redaction(["card_number"]).hides(name)
 
@@ -187,6 +192,18 @@ def test_secrets_that_overlap_are_hidden_as_one() -> None:
     found = secrets({"token": ["abcdefgh", "efghijkl", "gh-and-much-more"]})
     assert found.out_of("no abcdefghijkl") == f"no {HIDDEN}"
     assert found.out_of("no abcdefgh-and-mu…") == f"no {HIDDEN}…"
+
+
+def test_names_in_a_hidden_object_are_hidden_unless_they_are_words() -> None:
+    token = "ghp_abcdefghijkl"
+    found = secrets(
+        {"tokens": {token: "repo", "sk-1": {"joe@here": 1}, "type": "x", "client_secret_access": 1}}
+    )
+    assert found.out_of(f"no {token}, sk-1, joe@here") == f"no {HIDDEN}, {HIDDEN}, {HIDDEN}"
+    assert (
+        found.out_of("KeyError: 'type', 'client_secret_access'") == "KeyError: 'type', 'client_secret_access'"
+    )
+    assert secrets({"repos": {token: "repo"}}).out_of(token) == token
 
 
 def cost_s(document: object, text: str) -> float:

@@ -26,17 +26,20 @@ HIDDEN: Final = "***"
 
 MAX_FIELD_BYTES: Final = 128
 _SHORTEST: Final = 4  # characters of a value that is looked for in texts: shorter ones stand in many a word
+_LONG_NAME: Final = 16  # characters from which a name in a hidden object is rather a token
 _PART: Final = 64  # characters by which a longer part of a secret is known at a cut
 _MOST_VALUES: Final = 1_000  # of one job; where there are more, its texts are hidden whole
 _MOST_CUTS: Final = 200  # in a text; where there are more, it is hidden whole
 
 # How we cut, a traceback between two lines, and how others do: reprlib, pydantic.
 _CUT: Final = re.compile(r"\n?(?:…|\.{3,})\n?")
-_WORD_ENDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^0-9A-Za-z]+")
+# After an acronym, too: `APIToken`. OAuth is one word.
+_WORD_ENDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])(?!(?<=O)Auth)|[^0-9A-Za-z]+")
 _TELLING: Final = re.compile(
-    r"(?:^|_)(?:pass(?:word|wd|phrase|code)s?|pwd|secrets?|tokens?|credentials?|cookies?|auth|authorization"
-    r"|(?:api|access|private|secret)_?keys?)(?:_|$)"
+    r"(?:^|_)(?:[a-z0-9]*(?:pass(?:word|wd|phrase|code)|secret)s?|pwd|(?:api|access|auth|refresh)?tokens?"
+    r"|credentials?|cookies?|auth(?:orization)?(?!\d)|(?:api|access|private|secret)_?keys?)\d*(?:_|$)"
 )
+_WORDS: Final = re.compile(r"[A-Za-z_-]+")
 
 
 _STRING: Final = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?')  # with its colon, where it is a member's name
@@ -88,13 +91,15 @@ class Redaction:
         )
 
     def hidden_in(self, value: object, *, within: bool = False) -> Iterator[object]:
-        """Yield the values that are hidden in a document: strings, numbers and the like.
+        """Yield the values that are hidden in a document: strings, numbers and the like, names in them, too.
 
         Raises:
             RecursionError: it is nested deeper than can be looked through.
         """
         if isinstance(value, dict):
             for name, member in cast("dict[str, object]", value).items():
+                if within and self._is_value(name):
+                    yield name
                 yield from self.hidden_in(member, within=within or self.hides(name))
         elif isinstance(value, list):
             for member in cast("list[object]", value):
@@ -104,6 +109,10 @@ class Redaction:
                 raise RecursionError
         elif within:
             yield value
+
+    def _is_value(self, name: str) -> bool:
+        """Whether a name in a hidden object is data, such as a token: words like `type` are in most texts."""
+        return not _WORDS.fullmatch(name) or (len(name) >= _LONG_NAME and not self.hides(name))
 
 
 class Secrets:
