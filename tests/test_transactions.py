@@ -562,6 +562,30 @@ async def test_with_no_transaction_open_a_connection_in_autocommit_makes_the_job
         )
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["psycopg", "psycopg-async", "psycopg2", "asyncpg", "asyncpg-pool-proxy", "django", "django-proxy"],
+)
+async def test_what_needs_several_statements_is_a_transaction_there_by_itself(
+    dsn: str, db: psycopg.Connection[Any], name: str
+) -> None:
+    """Nobody sees the keys that a call takes before it finds that it must raise."""
+    slot = jobq.Unique("slot", period=timedelta(days=36_525))
+    async with set_up(dsn, name) as (case, caller):
+        if name == "psycopg-async":
+            await case.tx.set_autocommit(True)
+        elif name in {"psycopg", "psycopg2"}:
+            case.tx.autocommit = True
+        held = await caller.enqueue(EMAIL, {}, tx=case.tx, unique="held")
+        raising = jobq.Unique("held", on_conflict="raise")
+        new = [jobq.NewJob(EMAIL, {}, unique=slot), jobq.NewJob(EMAIL, {}, unique=raising)]
+        with pytest.raises(jobq.UniqueConflict):
+            await caller.enqueue_many(new, tx=case.tx)
+        assert db.execute("select job_id from jobq.unique_key").fetchall() == [(held.id,)]
+        assert (await caller.enqueue(EMAIL, {}, tx=case.tx, unique=slot)).inserted
+        assert count(db) == 2
+
+
 @pytest.mark.parametrize("name", sorted(CASES))
 async def test_each_client_names_the_other_for_a_connection_of_the_other_colour(dsn: str, name: str) -> None:
     async with CASES[name](dsn) as case:

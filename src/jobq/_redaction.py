@@ -26,17 +26,17 @@ HIDDEN: Final = "***"
 
 MAX_FIELD_BYTES: Final = 128
 _SHORTEST: Final = 4  # characters of a value that is looked for in texts: shorter ones stand in many a word
-_LONG_NAME: Final = 16  # characters from which a name in a hidden object is rather a token
+_LONG_NAME: Final = 32  # characters from which a name in a hidden object is rather a token…
+_ODD_NAME: Final = 8  # …and from which one that is not made of letters alone is
 _PART: Final = 64  # characters by which a longer part of a secret is known at a cut
 _MOST_VALUES: Final = 1_000  # of one job; where there are more, its texts are hidden whole
-_MOST_CUTS: Final = 200  # in a text; where there are more, it is hidden whole
 
-# How we cut, a traceback between two lines, and how others do: reprlib, pydantic.
-_CUT: Final = re.compile(r"\n?(?:…|\.{3,})\n?")
+# How we cut, a traceback between two lines, and how others do: reprlib, pydantic, textwrap.
+_CUT: Final = re.compile(r"\n?(?: \[)?(?:…|\.{3,})\]?\n?")
 # After an acronym, too: `APIToken`. OAuth is one word.
 _WORD_ENDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])(?!(?<=O)Auth)|[^0-9A-Za-z]+")
 _TELLING: Final = re.compile(
-    r"(?:^|_)(?:[a-z0-9]*(?:pass(?:word|wd|phrase|code)|secret)s?|pwd|(?:api|access|auth|refresh)?tokens?"
+    r"(?:^|_)(?:[a-z0-9]*(?:pass(?:word|wd|phrase|code)|secret)s?|pwd|(?:api|access|auth|bearer|csrf|id|refresh|session|xsrf)?tokens?"
     r"|credentials?|cookies?|auth(?:orization)?(?!\d)|(?:api|access|private|secret)_?keys?)\d*(?:_|$)"
 )
 _WORDS: Final = re.compile(r"[A-Za-z_-]+")
@@ -112,7 +112,8 @@ class Redaction:
 
     def _is_value(self, name: str) -> bool:
         """Whether a name in a hidden object is data, such as a token: words like `type` are in most texts."""
-        return not _WORDS.fullmatch(name) or (len(name) >= _LONG_NAME and not self.hides(name))
+        shortest = _LONG_NAME if _WORDS.fullmatch(name) else _ODD_NAME
+        return len(name) >= shortest and not self.hides(name)
 
 
 class Secrets:
@@ -142,9 +143,9 @@ class Secrets:
             return HIDDEN if text else text
         if not values:
             return text
-        cuts = [found.span() for found in _CUT.finditer(text)] + [(len(text), len(text))] * is_cut
-        if len(cuts) > _MOST_CUTS:
-            return HIDDEN
+        # the pattern has no beginning to be found by: 100 µs for a traceback
+        found = _CUT.finditer(text) if "…" in text or "..." in text else ()
+        cuts = [one.span() for one in found] + [(len(text), len(text))] * is_cut
         spans = [*_occurrences(text, values), *(self._parts(text, cuts) if cuts else ())]
         return _hide(text, spans)
 

@@ -44,11 +44,13 @@ class _Library(NamedTuple):
         package: where its class, or a base of it, is defined.
         names: the class's names there.
         bind: makes the executor of one connection.
+        in_autocommit: tells whether each statement is a transaction of its own there.
     """
 
     package: str
     names: frozenset[str]
     bind: Callable[[Any], Any]
+    in_autocommit: Callable[[Any], bool]
 
 
 def sync_executor(tx: object) -> SyncExecutor:
@@ -69,6 +71,19 @@ def async_executor(tx: object) -> AsyncExecutor:
     """
     executor: AsyncExecutor = _find(tx, _async_library, _sync_library, "jobq.Client").bind(tx)
     return executor
+
+
+def in_autocommit(tx: object) -> bool:
+    """Whether each statement on a connection of the caller's is a transaction of its own.
+
+    What is no such connection is refused by those that bind it. Of SQLAlchemy's it is not known.
+    """
+    kind: Any = type(tx)
+    try:
+        library: _Library | None = _sync_library(kind) or _async_library(kind)
+    except TypeError:  # a class without a hash
+        return False
+    return library is not None and library.in_autocommit(tx)
 
 
 _Lookup: TypeAlias = Callable[[type], "_Library | None"]
@@ -112,6 +127,24 @@ def _refuse_failed(*, closed: object, status: int) -> None:
         raise TransactionError("tx: the connection is closed")
     if status == TransactionStatus.INERROR:
         raise TransactionError("tx: its transaction has failed before this call; roll it back first")
+
+
+def _is_alone_psycopg(tx: Any) -> bool:
+    return bool(not tx.closed and tx.autocommit and tx.info.transaction_status == TransactionStatus.IDLE)
+
+
+def _is_alone_django(tx: Any) -> bool:
+    if tx.vendor != "postgresql" or tx.in_atomic_block:
+        return False
+    return tx.connection is None or in_autocommit(tx.connection)
+
+
+def _is_alone_asyncpg(tx: Any) -> bool:
+    return not tx.is_closed() and not tx.is_in_transaction()
+
+
+def _unknown(_tx: object) -> bool:
+    return False
 
 
 def _bind_psycopg(tx: Any) -> SyncExecutor:
@@ -221,17 +254,20 @@ def _percent_call(call: Call) -> tuple[str, tuple[Any, ...] | None]:
 
 
 _SYNC_LIBRARIES: Final = (
-    _Library("psycopg", frozenset({"Connection"}), _bind_psycopg),
-    _Library("sqlalchemy", frozenset({"Session", "scoped_session", "Connection"}), _bind_sqlalchemy),
-    _Library("django", frozenset({"BaseDatabaseWrapper", "ConnectionProxy"}), _bind_django),
-    _Library("psycopg2", frozenset({"connection"}), _bind_psycopg2),
+    _Library("psycopg", frozenset({"Connection"}), _bind_psycopg, _is_alone_psycopg),
+    _Library(
+        "sqlalchemy", frozenset({"Session", "scoped_session", "Connection"}), _bind_sqlalchemy, _unknown
+    ),
+    _Library("django", frozenset({"BaseDatabaseWrapper", "ConnectionProxy"}), _bind_django, _is_alone_django),
+    _Library("psycopg2", frozenset({"connection"}), _bind_psycopg2, _is_alone_psycopg),
 )
 _ASYNC_LIBRARIES: Final = (
-    _Library("psycopg", frozenset({"AsyncConnection"}), _bind_async_psycopg),
-    _Library("asyncpg", frozenset({"Connection", "PoolConnectionProxy"}), _bind_asyncpg),
+    _Library("psycopg", frozenset({"AsyncConnection"}), _bind_async_psycopg, _is_alone_psycopg),
+    _Library("asyncpg", frozenset({"Connection", "PoolConnectionProxy"}), _bind_asyncpg, _is_alone_asyncpg),
     _Library(
         "sqlalchemy",
         frozenset({"AsyncSession", "async_scoped_session", "AsyncConnection"}),
         _bind_async_sqlalchemy,
+        _unknown,
     ),
 )

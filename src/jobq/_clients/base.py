@@ -270,7 +270,7 @@ class ClientBase(Generic[P, O, C]):
     def _enqueue(
         self, kind: JobType[Any] | str, args: object, options: JobOptions, *, own: bool
     ) -> Operation[Enqueued]:
-        """Check everything and return the operation; ``own``: on a connection of the client's."""
+        """Check everything and return the operation; ``own``: in a transaction of its own, if need be."""
         if isinstance(kind, JobType) and not (options or self._middleware or self._backpressure):
             template = self._templates.get(kind) or self._template(kind)
             if template is not None:

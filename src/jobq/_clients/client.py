@@ -17,7 +17,7 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from jobq._clients import verbs
-from jobq._clients.adapters import async_executor, sync_executor
+from jobq._clients.adapters import async_executor, in_autocommit, sync_executor
 from jobq._clients.base import ClientBase, documented_by
 from jobq._clients.operating import AsyncOperating, Operating
 from jobq._clients.pools import (
@@ -259,7 +259,7 @@ class AsyncClient(AsyncOperating):
             QueueFull: the queue holds as many ready jobs as ``max_ready`` allows; nothing was made.
             DatabaseUnavailable, SchemaError, DatabaseError: what the server said.
         """
-        operation = self._enqueue(kind, args, options, own=tx is None)
+        operation = self._enqueue(kind, args, options, own=tx is None or in_autocommit(tx))
         if tx is None:
             return await self._run(operation)
         return await run_async(operation, async_executor(tx))
@@ -280,7 +280,7 @@ class AsyncClient(AsyncOperating):
             ArgumentsEncodeError, ConfigError: as :meth:`enqueue`; the message names the item.
             TransactionError, QueueFull, DatabaseUnavailable, SchemaError, DatabaseError: as :meth:`enqueue`.
         """
-        operation = self._enqueue_many(jobs, own=tx is None)
+        operation = self._enqueue_many(jobs, own=tx is None or in_autocommit(tx))
         if tx is None:
             return await self._run(operation)
         return await run_async(operation, async_executor(tx))
@@ -452,14 +452,14 @@ class Client(Operating):
         tx: object | None = None,
         **options: Unpack[JobOptions],
     ) -> Enqueued:
-        operation = self._enqueue(kind, args, options, own=tx is None)
+        operation = self._enqueue(kind, args, options, own=tx is None or in_autocommit(tx))
         if tx is None:
             return self._run(operation)
         return run(operation, sync_executor(tx))
 
     @documented_by(AsyncClient.enqueue_many)
     def enqueue_many(self, jobs: Iterable[NewJob], *, tx: object | None = None) -> list[Enqueued]:
-        operation = self._enqueue_many(jobs, own=tx is None)
+        operation = self._enqueue_many(jobs, own=tx is None or in_autocommit(tx))
         if tx is None:
             return self._run(operation)
         return run(operation, sync_executor(tx))

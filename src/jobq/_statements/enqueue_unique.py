@@ -205,13 +205,15 @@ cross join lateral (
 ) u
 """
 
-# Keys that this call got and has no use for. Nobody else has seen them.
+# Keys that this call got and has no use for: of a row without a job only a slot holds anything. The row stays
+# (see `keys`), for where each statement is a transaction others may have counted on from it.
 GIVE_UP: Final = """
-delete from {schema}.unique_key where ctid = any (array(
+update {schema}.unique_key set held_until = '-infinity' where ctid = any (array(
     select u.tid from unnest($1::bytea[], $2::int4[], $3::int8[]) k(key, generation, job_id)
     cross join lateral (
         select ctid as tid from {schema}.unique_key u
-        where u.key = k.key and u.generation = k.generation and u.job_id = k.job_id limit 1) u))
+        where u.key = k.key and u.generation = k.generation and u.job_id = k.job_id
+          and u.held_until is not null limit 1) u))
 """
 
 # A key can be lost and then given up (the winner rolled back) again and again only while others

@@ -19,8 +19,9 @@ _UNKNOWN_RUN_TIME_S: Final = 1.0  # until something has run: hold nothing
 _FIRST_POLL_S: Final = 0.01  # after a claim that found too little; doubled up to the poll interval
 _ARM_FROM_S: Final = 0.02  # an interval from which a notification is worth its price
 _MAX_CLAIM: Final = 500
-_REFUSED_OFTEN: Final = 8  # jobs in a row that may not be started: from then on more are claimed…
-_MORE_BY: Final = 4  # …than have slots: so many times as were refused
+_REFUSED_OFTEN: Final = (
+    8  # claims in a row of which nothing may be started: then more are claimed than have slots
+)
 _HELD_TOO_LONG_FACTOR: Final = 8  # of the horizon: the run times were misjudged, give the jobs back
 
 
@@ -43,6 +44,7 @@ class Line:
         "_horizon_s",
         "_poll_s",
         "_refused",
+        "_refused_claims",
         "held",
         "interval_s",
         "is_paused",
@@ -65,7 +67,7 @@ class Line:
         self._config = config
         self._poll_s = config.poll.total_seconds()
         self._horizon_s = config.prefetch_horizon.total_seconds()
-        self._refused = 0
+        self._refused = self._refused_claims = 0
         self.running = 0
         self.stuck = 0
         self.is_paused = False
@@ -106,15 +108,19 @@ class Line:
         self.refill_at = target // 2
         if free <= 0 and len(self.held) > self.refill_at:
             return 0
-        more = self._refused * _MORE_BY if free > 0 and self._refused >= _REFUSED_OFTEN else 0
+        more = self._refused if free > 0 and self._refused_claims >= _REFUSED_OFTEN else 0
         return max(0, min(free + target + more, _MAX_CLAIM))
 
     def note_taken(self, claimed: int, startable: int) -> None:
         """Ask for more when there comes nothing that may be started: work may stand behind it.
 
-        Not after a few: what is claimed beyond the slots goes to the end of its lane when it is given back.
+        Not after a few, and no more than there were: what is claimed beyond the slots goes to the end of its
+        lane when it is given back.
         """
-        self._refused = self._refused + claimed if claimed and not startable else 0
+        if claimed and not startable:
+            self._refused, self._refused_claims = self._refused + claimed, self._refused_claims + 1
+        else:
+            self._refused = self._refused_claims = 0
 
     def note_claim(self, asked: int, got: int, now: float) -> None:
         """Decide when to look again: at once after a full claim, later and later after a poor one."""
