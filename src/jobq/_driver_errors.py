@@ -105,7 +105,8 @@ def map_error(error: BaseException) -> Error:
     if state == _FAILED_TRANSACTION:
         return TransactionError(f"the transaction has failed before this call: {text}")
     if state in _MISSING_STATES:
-        return SchemaMissing(f"{text}: is jobq's schema in this database? {migrate_advice(_schema_of(text))}")
+        advice = migrate_advice(_schema_of(text))
+        return SchemaMissing(f"{text}: is jobq's schema in this database, and as new as this code? {advice}")
     if state in _OUTDATED_STATES:
         advice = migrate_advice(_schema_of(text))
         return SchemaOutdated(f"{text}: jobq's schema is older than this code needs; {advice}")

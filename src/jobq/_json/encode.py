@@ -9,8 +9,8 @@ copies the object into plain values, knows its path, and refuses.
 The document is stored as jsonb, which keeps values and not spelling:
 
 * an object's members come back in another order;
-* a float comes back as a float where its type is declared, but in an untyped document 1e300 is an
-  integer of 301 digits, and −0.0 is 0.0;
+* a number keeps its digits, and whether it had a point: so 1e300 is written with one, behind its 301 digits,
+  or it would come back as an integer; −0.0 is 0.0;
 * tuples, and named tuples, come back as lists unless their type is declared;
 * keys that are integers, UUIDs, dates or Enums become strings, and come back through a declared
   type (``dict[int, str]``) only. Float, bool and None keys are refused.
@@ -23,6 +23,7 @@ import json.encoder
 import math
 import re
 import sys
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -54,9 +55,10 @@ def encode(value: object, *, max_bytes: int = MAX_ARGUMENTS_BYTES, root: str = "
         text = "".join(_write(value, 0))
     except Exception:  # noqa: BLE001 - the walk meets it again, and says where
         text = ""
+    text = _with_points(text)
     size = len(text) if text.isascii() else _size(text)
     if not size or "\\u0000" in text or _ODD_KEY(text) or (size > 2 * MAX_DEPTH and _is_deep(text)):
-        text = "".join(_write(_walk(value, root), 0))
+        text = _with_points("".join(_write(_walk(value, root), 0)))
         size = _size(text)
     if size > max_bytes:
         raise ArgumentsEncodeError(root, _too_long(text, size, max_bytes))
@@ -83,7 +85,19 @@ _write: Final = _make_writer()
 # What a key that was no string, or looks like one that was none, is written as.
 _ODD_KEY: Final = re.compile(r'"(?:true|false|null|-?[0-9][0-9.e+-]*)":').search
 
+# Strings, and floats that are written with an exponent because they are large.
+_LARGE_FLOATS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9](?:\.[0-9]+)?e\+[0-9]+')
+
 _UNFIT_KEYS: Final[tuple[type, ...]] = (bool, float, tuple)
+
+
+def _with_points(text: str) -> str:
+    """Write large floats in full, with a point, by which jsonb knows them from integers."""
+    return _LARGE_FLOATS.sub(_with_point, text) if "e+" in text else text
+
+
+def _with_point(found: re.Match[str]) -> str:
+    return found[0] if found[0].startswith('"') else f"{Decimal(found[0]):f}.0"
 
 
 def _size(text: str) -> int:

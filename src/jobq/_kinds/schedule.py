@@ -56,8 +56,8 @@ class PeriodicOptions(Timing, JobTypeOptions, total=False):
         cron: minute, hour, day of the month, month, day of the week, such as ``"0 9 * * mon-fri"``.
         tz: whose wall clock ``cron`` is read on, such as ``"Europe/Berlin"``; "UTC".
         catch_up: what becomes of ticks that were missed because no worker ran, or the database was
-            away: ``"one"`` job for all of them (default), ``"skip"`` (a tick that is found within a
-            minute was not missed), or ``"all"``: a job for each.
+            away: ``"one"`` job for all of them (default), ``"skip"`` (none, but one for the newest if that
+            is found within a minute), or ``"all"``: a job for each.
         catch_up_max: with ``"all"``, jobs that are made up for at most, the newest, 1 to 1,000; 100.
         overlap: ``"allow"`` (default), or ``"skip"`` a tick while the previous job is unfinished.
         jitter: jobs start up to this much after their tick, by chance; 0.
