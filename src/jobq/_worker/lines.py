@@ -19,9 +19,7 @@ _UNKNOWN_RUN_TIME_S: Final = 1.0  # until something has run: hold nothing
 _FIRST_POLL_S: Final = 0.01  # after a claim that found too little; doubled up to the poll interval
 _ARM_FROM_S: Final = 0.02  # an interval from which a notification is worth its price
 _MAX_CLAIM: Final = 500
-_REFUSED_OFTEN: Final = (
-    8  # claims in a row of which nothing may be started: then more are claimed than have slots
-)
+_REFUSED_OFTEN: Final = 8  # claims in a row of which nothing may be started: then more are asked for
 _HELD_TOO_LONG_FACTOR: Final = 8  # of the horizon: the run times were misjudged, give the jobs back
 
 
