@@ -128,6 +128,26 @@ def test_in_the_callers_pipeline_a_job_has_its_id_at_once(dsn: str) -> None:
         assert client.get(job.id).state == "ready"
 
 
+@pytest.mark.parametrize("autocommit", [False, True])
+async def test_in_the_callers_pipeline_a_call_of_several_statements_is_as_everywhere(
+    dsn: str, autocommit: bool
+) -> None:
+    raising = jobq.Unique("held", on_conflict="raise")
+    new = [jobq.NewJob("k", {}, unique="free"), jobq.NewJob("k", {}, unique=raising)]
+    with psycopg.connect(dsn, autocommit=autocommit) as connection, connection.pipeline():
+        client = jobq.Client(dsn)
+        held = client.enqueue("k", {}, unique="held", tx=connection)
+        with pytest.raises(jobq.UniqueConflict, match=f"job {held.id}"):
+            client.enqueue_many(new, tx=connection)
+        with pytest.raises(jobq.DatabaseError, match="division by zero"):
+            execute(sync_cursor(connection), Call("select 1 / $1::int4", (0,)))
+        connection.rollback()
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=autocommit) as theirs, theirs.pipeline():
+        [made] = await jobq.AsyncClient(dsn).enqueue_many(new[:1], tx=theirs)
+        assert made.inserted
+        await theirs.commit()
+
+
 # -- errors ----------------------------------------------------------------------------------------
 
 SERVER_ERRORS: dict[str, tuple[str, type[jobq.Error]]] = {

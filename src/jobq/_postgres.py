@@ -40,7 +40,6 @@ __all__ = [
     "execute_async",
     "is_transient",
     "map_error",
-    "reader_of",
     "reconnect_delay",
     "sqlstate_of",
     "sync_cursor",
@@ -144,10 +143,19 @@ def execute(cursor: SyncCursor, call: Call, *, prepare: bool | None = None) -> R
         else:
             cursor.execute(sql, prepare=prepare or False)
         if cursor.pgresult is None:  # in the caller's pipeline, until it is asked for
-            cursor.fetchall()
+            try:
+                cursor.fetchall()
+            except psycopg.ProgrammingError as error:
+                if not _has_no_rows(error, cursor.pgresult):
+                    raise
         return _rows(cursor.connection, cursor.pgresult)
     except DRIVER_ERRORS as error:
         raise map_error(error) from error
+
+
+def _has_no_rows(error: psycopg.ProgrammingError, result: PGresult | None) -> bool:
+    """Whether all that is wrong is that a statement which has succeeded, such as BEGIN, returns none."""
+    return error.sqlstate is None and result is not None and result.status == ExecStatus.COMMAND_OK
 
 
 def _rows(connection: psycopg.BaseConnection[Any], result: PGresult | None) -> Rows:
@@ -167,7 +175,11 @@ async def execute_async(cursor: AsyncCursor, call: Call, *, prepare: bool | None
         else:
             await cursor.execute(sql, prepare=prepare or False)
         if cursor.pgresult is None:  # in the caller's pipeline, until it is asked for
-            await cursor.fetchall()
+            try:
+                await cursor.fetchall()
+            except psycopg.ProgrammingError as error:
+                if not _has_no_rows(error, cursor.pgresult):
+                    raise
         return _rows(cursor.connection, cursor.pgresult)
     except DRIVER_ERRORS as error:
         raise map_error(error) from error
