@@ -129,17 +129,17 @@ def _refuse_failed(*, closed: object, status: int) -> None:
         raise TransactionError("tx: its transaction has failed before this call; roll it back first")
 
 
-def _is_alone_psycopg(tx: Any) -> bool:
+def _psycopg_in_autocommit(tx: Any) -> bool:
     return bool(not tx.closed and tx.autocommit and tx.info.transaction_status == TransactionStatus.IDLE)
 
 
-def _is_alone_django(tx: Any) -> bool:
+def _django_in_autocommit(tx: Any) -> bool:
     if tx.vendor != "postgresql" or tx.in_atomic_block:
         return False
     return tx.connection is None or in_autocommit(tx.connection)
 
 
-def _is_alone_asyncpg(tx: Any) -> bool:
+def _asyncpg_in_autocommit(tx: Any) -> bool:
     return not tx.is_closed() and not tx.is_in_transaction()
 
 
@@ -254,16 +254,20 @@ def _percent_call(call: Call) -> tuple[str, tuple[Any, ...] | None]:
 
 
 _SYNC_LIBRARIES: Final = (
-    _Library("psycopg", frozenset({"Connection"}), _bind_psycopg, _is_alone_psycopg),
+    _Library("psycopg", frozenset({"Connection"}), _bind_psycopg, _psycopg_in_autocommit),
     _Library(
         "sqlalchemy", frozenset({"Session", "scoped_session", "Connection"}), _bind_sqlalchemy, _unknown
     ),
-    _Library("django", frozenset({"BaseDatabaseWrapper", "ConnectionProxy"}), _bind_django, _is_alone_django),
-    _Library("psycopg2", frozenset({"connection"}), _bind_psycopg2, _is_alone_psycopg),
+    _Library(
+        "django", frozenset({"BaseDatabaseWrapper", "ConnectionProxy"}), _bind_django, _django_in_autocommit
+    ),
+    _Library("psycopg2", frozenset({"connection"}), _bind_psycopg2, _psycopg_in_autocommit),
 )
 _ASYNC_LIBRARIES: Final = (
-    _Library("psycopg", frozenset({"AsyncConnection"}), _bind_async_psycopg, _is_alone_psycopg),
-    _Library("asyncpg", frozenset({"Connection", "PoolConnectionProxy"}), _bind_asyncpg, _is_alone_asyncpg),
+    _Library("psycopg", frozenset({"AsyncConnection"}), _bind_async_psycopg, _psycopg_in_autocommit),
+    _Library(
+        "asyncpg", frozenset({"Connection", "PoolConnectionProxy"}), _bind_asyncpg, _asyncpg_in_autocommit
+    ),
     _Library(
         "sqlalchemy",
         frozenset({"AsyncSession", "async_scoped_session", "AsyncConnection"}),

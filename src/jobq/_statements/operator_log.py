@@ -28,12 +28,13 @@ MAX_REASON: Final = 1_000  # characters
 MAX_ACTOR: Final = 200
 MAX_LISTED: Final = 1_000  # entries of one call
 
-_READ: Final = """
+_ENTRIES: Final = """
 select id, to_char(at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'), actor, action,
        target::text, jobs, reason
-from {schema}.operator_log where id < $1::int8{which} order by id desc limit $2::int4
-"""
-_OF_JOB: Final = " and target operator(pg_catalog.@>) $3::jsonb"
+from {schema}.operator_log where id < $1::int8"""
+_NEWEST: Final = " order by id desc limit $2::int4"
+_READ: Final = _ENTRIES + _NEWEST
+_READ_OF_JOB: Final = f"{_ENTRIES} and target operator(pg_catalog.@>) $3::jsonb{_NEWEST}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +128,10 @@ def read_log(
     newest = 2**63 - 1 if before is None else min(_integer("before", before), 2**63 - 1)
     params = (max(newest, 0), limit)
     if job_id is None:
-        rows = yield Call(in_schema(_READ.replace("{which}", ""), schema), params)
+        rows = yield Call(in_schema(_READ, schema), params)
     else:
         target = json.dumps({"job": max(-1, min(_integer("job_id", job_id), 2**63 - 1))})
-        rows = yield Call(in_schema(_READ.replace("{which}", _OF_JOB), schema), (*params, target))
+        rows = yield Call(in_schema(_READ_OF_JOB, schema), (*params, target))
     return [_action(*row) for row in rows]
 
 

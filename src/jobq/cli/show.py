@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 from rich.text import Text
 
+from jobq._statements.operator_log import MAX_LISTED
 from jobq._units import counted, duration
 from jobq.cli.database import with_client
 from jobq.cli.escapes import safe
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from jobq._types import AttemptError, JobInfo
 
 _NAME_WIDTH: Final = 14
-_MOST_ACTIONS: Final = 100
 _WORKERS_KNOWN: Final = timedelta(days=7)
 
 
@@ -38,7 +38,7 @@ _WORKERS_KNOWN: Final = timedelta(days=7)
 def show(client: Client, job_id: int, *, traceback: bool, show_secrets: bool, as_json: bool) -> None:
     """Show one job: what it is, where it is and why, its arguments, its history with every error kept."""
     info, errors = client.get(job_id), client.errors(job_id)
-    actions = client.operator_log(limit=_MOST_ACTIONS, job_id=job_id)
+    actions = client.operator_log(limit=MAX_LISTED, job_id=job_id)
     if not show_secrets:
         redactions = client.redaction.load()
         info, errors = redactions.job(info), redactions.errors(info, errors)
