@@ -21,7 +21,6 @@ from jobq._statements.cancel import Cancellation, cancel_job
 from jobq._statements.control import apply_requests
 from jobq._statements.duties import discarded, end, expire, next_orphan, promote, renew, rescue
 from jobq._statements.filter import JobFilter
-from jobq._statements.keys import FIRST_KEY, forget_keys, look_at_keys
 from jobq._statements.leader import Term, elect
 from jobq._statements.locks import limit_lock_waits, lock_holders
 from jobq._statements.operate import retry_job
@@ -682,8 +681,7 @@ class Crowd:
         )
         every = Walk(Rule(0.0, ("completed", "cancelled", "discarded"), (), ()))
         removed = store.run(remove_finished(SCHEMA, self.term, every, rng.randint(1, 3))).jobs
-        stale, _ = store.run(look_at_keys(SCHEMA, FIRST_KEY))
-        store.run(forget_keys(SCHEMA, self.term, stale))
+        store.walk_keys(self.term)
         return removed
 
     def _in_bulk(

@@ -76,13 +76,6 @@ def clean(store: Storage, term: Term, limit: int = 2000) -> int:
     return count
 
 
-def walk_keys(store: Storage, term: Term) -> int:
-    """Look at all keys, and remove those that nothing needs; return how many rows that were."""
-    stale, place = store.run(look_at_keys(SCHEMA, FIRST_KEY))
-    assert place == FIRST_KEY
-    return store.run(forget_keys(SCHEMA, term, stale))
-
-
 def generations(store: Storage) -> list[tuple[int, int]]:
     """Return the numbers of a key's rows, each with its job's id."""
     return store.sql("select generation, job_id from jobq.unique_key order by generation")
@@ -216,10 +209,10 @@ def test_a_key_that_a_period_holds_stays_until_the_period_is_over(store: Storage
     age(store, [job_id], 2 * DAY)
     assert clean(store, term) == 1
     assert store.count("unique_key") == 1
-    assert walk_keys(store, term) == 0
+    assert store.walk_keys(term) == 0
     assert store.run(forget_keys(SCHEMA, term, [KeyRow(KEY, 1)])) == 0, "whoever asks for it"
     store.sql("update jobq.unique_key set held_until = now() - interval '1 second'")
-    assert walk_keys(store, term) == 1
+    assert store.walk_keys(term) == 1
     assert store.count("unique_key") == 0
 
 
@@ -262,11 +255,11 @@ def test_a_key_that_an_open_transaction_counts_on_is_not_removed(store: Storage,
         other.sql("begin")
         [second] = other.enqueue(unique_key=KEY, unique_name="k")
         assert clean(store, term) == 1
-        assert walk_keys(store, term) == 0
+        assert store.walk_keys(term) == 0
         with in_background(store, third.pid, lambda: third.enqueue(unique_key=KEY, unique_name="k")) as made:
             other.sql("commit")
         assert made == [[second]], "it waited for the first one, and was told of it"
-    assert walk_keys(store, term) == 0
+    assert store.walk_keys(term) == 0
     assert generations(store) == [(1, first), (2, second)]
 
 
@@ -277,12 +270,12 @@ def test_what_a_retry_left_of_a_key_goes_in_the_end(store: Storage, term: Term) 
         [job] = store.claim(WORKER)
         store.run(complete(SCHEMA, WORKER, [(job.job_id, job.attempt)], {}))
     assert [number for number, _ in generations(store)] == [1, 2, 3, 4]
-    assert walk_keys(store, term) == 2
+    assert store.walk_keys(term) == 2
     assert [number for number, _ in generations(store)] == [1, 4], "the first, and the job's own"
     age(store, [job_id], 2 * DAY)
     assert clean(store, term) == 1
     assert [number for number, _ in generations(store)] == [1]
-    assert walk_keys(store, term) == 1
+    assert store.walk_keys(term) == 1
     assert store.count("unique_key") == 0
 
 
@@ -293,7 +286,7 @@ def test_of_a_hot_key_the_first_row_and_what_is_needed_stay(store: Storage, term
     assert [number for number, _ in generations(store)] == [1, 2, 5, 7, 8]
     age(store, ids, 2 * DAY)
     assert clean(store, term) == 4
-    walk_keys(store, term)
+    store.walk_keys(term)
     assert store.count("unique_key") == 0
     [again] = store.enqueue(unique_key=KEY, unique_name="k")
     assert generations(store) == [(1, again)]

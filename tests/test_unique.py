@@ -13,7 +13,6 @@ import pytest
 import jobq
 from jobq import Unique
 from jobq._statements.duties import end, rescue
-from jobq._statements.keys import FIRST_KEY, forget_keys, look_at_keys
 from jobq._statements.leader import elect
 from jobq._statements.outcomes import complete, settle
 from tests.support.inprocess import working
@@ -605,6 +604,5 @@ def test_a_deleted_jobs_key_is_free_and_in_the_end_nothing_of_it_is_left(
     term = store.run(elect(SCHEMA, W, "w", 600.0))
     assert term is not None
     for _ in range(2):  # a key's first row goes when it is the only one
-        stale, _ = store.run(look_at_keys(SCHEMA, FIRST_KEY))
-        store.run(forget_keys(SCHEMA, term, stale))
+        store.walk_keys(term)
     assert store.count("unique_key") == 0

@@ -70,11 +70,6 @@ def make_and_end(client: jobq.Client, key: str = KEY) -> int:
     return job_id
 
 
-def walk_keys(store: Storage, term: Term) -> None:
-    stale, _ = store.run(look_at_keys(SCHEMA, FIRST_KEY))
-    store.run(forget_keys(SCHEMA, term, stale))
-
-
 def remove_all_that_ended(store: Storage, term: Term) -> int:
     store.sql("update jobq.finished set finished_at = '2020-01-01'")
     return store.run(remove_finished(SCHEMA, term, EVERY)).jobs
@@ -88,7 +83,7 @@ def delete(client: jobq.Client, store: Storage, term: Term) -> None:
     before = make_and_end(client)
     client.enqueue("k", {}, unique=KEY)
     client.delete(before)
-    walk_keys(store, term)
+    store.walk_keys(term)
 
 
 def remove(client: jobq.Client, store: Storage, term: Term) -> None:
@@ -188,7 +183,7 @@ class History:
         self.store.run(remove_finished(SCHEMA, self.term, EVERY))
 
     def walk(self) -> None:
-        walk_keys(self.store, self.term)
+        self.store.walk_keys(self.term)
 
     def ask(self) -> None:
         """Let one that looks back ask for the key, and then look anew."""
@@ -233,8 +228,8 @@ def test_in_no_order_of_events_two_live_jobs_have_one_key(
     for (job_id,) in store.sql(LIVE):
         client.cancel(job_id)
     remove_all_that_ended(store, term)
-    walk_keys(store, term)
-    walk_keys(store, term)
+    store.walk_keys(term)
+    store.walk_keys(term)
     assert store.count("unique_key") == 0, "nothing of it stays"
 
 

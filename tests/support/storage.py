@@ -13,6 +13,7 @@ from jobq._sessions import SyncSession
 from jobq._statements.claim import Claimed, claim, refresh
 from jobq._statements.duties import Registration, register
 from jobq._statements.enqueue import enqueue_many
+from jobq._statements.keys import FIRST_KEY, forget_keys, look_at_keys
 from jobq._statements.outcomes import Failure, Settlement
 from tests.support.polling import eventually
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from jobq._operation import Call, Operation, Row, Rows
+    from jobq._statements.leader import Term
     from jobq._statements.outcomes import Target
     from jobq._types import Enqueued
 
@@ -104,6 +106,15 @@ class Storage:
             " where id = %s and ended_at is null",
             worker_id,
         )
+
+    def walk_keys(self, term: Term) -> int:
+        """Look at all unique keys, and remove the rows that nothing needs; return how many went."""
+        place, removed = FIRST_KEY, 0
+        while True:
+            stale, place = self.run(look_at_keys(SCHEMA, place))
+            removed += self.run(forget_keys(SCHEMA, term, stale))
+            if place == FIRST_KEY:
+                return removed
 
     # -- looking -----------------------------------------------------------------------------------
 
